@@ -97,9 +97,10 @@ TEST_F(GpuOps, SharedExpertSumEqualsReference) {
 }
 
 TEST_F(GpuOps, GroupedExpertsEqualReference) {
-  // Experts of one row up to some hundred, and one whose rows are several tiles.
+  // Experts of one row up to some hundred, one with rows for the largest tile, and one whose rows
+  // are several tiles.
   for (const auto& [tokens, k, experts] :
-       {std::tuple{0, 2, 4}, {1, 1, 3}, {333, 4, 32}, {1100, 2, 3}}) {
+       {std::tuple{0, 2, 4}, {1, 1, 3}, {333, 4, 32}, {270, 1, 1}, {1100, 2, 3}}) {
     const MoeRouting routing = moe_route(randn({tokens, experts}, at::kDouble, 1), k, true);
     for (const GroupedKernel& kernel : kGroupedKernels)
       expect_experts_equal_reference(kernel, routing.weights, routing.experts, experts, {});

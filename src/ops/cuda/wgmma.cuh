@@ -1,5 +1,5 @@
 // The instruction wgmma: d [64 x N] = scale_d d + a b over 16 in depth, N a multiple of 32 up to
-// 256 (a in registers: 64 or 128), d in the accumulator layout of mma.cuh.
+// 256, or 288 (a in registers: 64 or 128), d in the accumulator layout of mma.cuh.
 //
 //   rs: a in registers     ss: a in shared memory; descriptors by make_descriptor
 //
@@ -57,6 +57,22 @@ HEDDLE_WGMMA_SS(160, 20, 80, 80, 81, 82, 83, 84)
 HEDDLE_WGMMA_SS(192, 24, 96, 96, 97, 98, 99, 100)
 HEDDLE_WGMMA_SS(224, 28, 112, 112, 113, 114, 115, 116)
 HEDDLE_WGMMA_SS(256, 32, 128, 128, 129, 130, 131, 132)
+
+/// 288 columns: two instructions, each of half of them.
+template <int kTransA, int kTransB>
+__device__ __forceinline__ void wgmma_ss(float (&d)[36][4], u64 a, u64 b, int scale_d) {
+  static_assert(kTransB == 0, "the second half of b lies 144 rows after the first");
+#define HEDDLE_WGMMA_SS_HALF(FIRST, B)                                          \
+  HEDDLE_WGMMA(                                                                 \
+      "{.reg .pred p; setp.ne.b32 p, %74, 0; "                                  \
+      "wgmma.mma_async.sync.aligned.m64n144k16.f32.bf16.bf16 {" HEDDLE_NAMES_72 \
+      "}, %72, %73, p, 1, 1, %75, %76;}"                                        \
+      : HEDDLE_ROWS_18(d, FIRST)                                                \
+      : "l"(a), "l"(B), "r"(scale_d), "n"(kTransA), "n"(kTransB))
+  HEDDLE_WGMMA_SS_HALF(0, b);
+  HEDDLE_WGMMA_SS_HALF(18, b + (144 * 128 >> 4));
+#undef HEDDLE_WGMMA_SS_HALF
+}
 
 /// Product of e4m3 values over 32 in depth; the contraction is along the rows of both operands.
 __device__ __forceinline__ void wgmma_ss_e4m3(float (&d)[32][4], u64 a, u64 b, int scale_d) {

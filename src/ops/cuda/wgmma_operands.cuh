@@ -18,6 +18,7 @@
 #define HEDDLE_NAMES_64 \
   HEDDLE_NAMES_48       \
   ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define HEDDLE_NAMES_72 HEDDLE_NAMES_64 ", %64, %65, %66, %67, %68, %69, %70, %71"
 #define HEDDLE_NAMES_80 \
   HEDDLE_NAMES_64       \
   ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
@@ -37,6 +38,7 @@
 #define HEDDLE_ROWS_8(d, i) HEDDLE_ROWS_4(d, i), HEDDLE_ROWS_4(d, (i) + 4)
 #define HEDDLE_ROWS_16(d, i) HEDDLE_ROWS_8(d, i), HEDDLE_ROWS_8(d, (i) + 8)
 #define HEDDLE_ROWS_12(d, i) HEDDLE_ROWS_8(d, i), HEDDLE_ROWS_4(d, (i) + 8)
+#define HEDDLE_ROWS_18(d, i) HEDDLE_ROWS_16(d, i), HEDDLE_ROW(d, (i) + 16), HEDDLE_ROW(d, (i) + 17)
 #define HEDDLE_ROWS_20(d, i) HEDDLE_ROWS_16(d, i), HEDDLE_ROWS_4(d, (i) + 16)
 #define HEDDLE_ROWS_24(d, i) HEDDLE_ROWS_16(d, i), HEDDLE_ROWS_8(d, (i) + 16)
 #define HEDDLE_ROWS_28(d, i) HEDDLE_ROWS_16(d, i), HEDDLE_ROWS_12(d, (i) + 16)

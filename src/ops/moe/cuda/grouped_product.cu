@@ -1,19 +1,20 @@
 // One product for each expert, over rows that are sorted by expert.
 //
 // The weight is the operand of 128 rows and the tokens are the columns of a tile, as many as the
-// expert has, in steps of 32 and at most 256: experts of a few hundred rows would leave a fifth of
-// tiles of 128 token rows empty. An expert with more rows has several tiles of nearly equal size.
+// expert has, in steps of 32 and at most 288 (in 8-bit floats 256): experts of a few hundred rows
+// would leave a fifth of tiles of 128 token rows empty. An expert with more rows has several tiles
+// of nearly equal size. Most experts of 256 rows in the mean have at most 288, so that their
+// weights are read once.
 //
-// Work: persistent clusters of two CTAs; a cluster takes tiles of 256 features x up to 256 tokens,
+// Work: persistent clusters of two CTAs; a cluster takes tiles of 256 features x up to 288 tokens,
 // each CTA 128 of the features. Both need the same tokens: each loads half of a stage's and sends
-// it to both, because the caches could not feed all CTAs otherwise. Features of the same tokens
-// come one after the other, so that clusters that run at the same time share them and each weight
-// is read once. Warpgroup 0 loads; warpgroups 1 and 2 multiply 64 features each, up to 128
-// accumulators a thread.
+// it to both, because the link between the halves of the L2 could not feed all CTAs otherwise; it
+// is the limit of this kernel. Which cluster takes what: token_tiles.cuh. Warpgroup 0 loads;
+// warpgroups 1 and 2 multiply 64 features each, up to 144 accumulators a thread.
 //
-// Shared memory: 4 stages of 64 in depth, weight 16 KB + tokens 32 KB each; two tiles of 64 tokens
-// x 64 features a multiplying warpgroup on the way out, 32 KB, turned by stmatrix; the first tile
-// of each expert, 2 KB; barriers. All tiles have the 128-byte swizzle.
+// Shared memory: 4 stages of 64 in depth, weight 16 KB + tokens 36 KB each; two tiles of 32 tokens
+// x 64 features a multiplying warpgroup on the way out, 16 KB, turned by stmatrix; the table of
+// tiles, 2 KB; barriers. All tiles have the 128-byte swizzle.
 //
 // In 8-bit floats a stage has twice the depth in the same bytes, and boxes count pairs of values as
 // elements. wgmma wants the contraction along the rows of 8-bit operands: where the depth comes
@@ -32,83 +33,68 @@
 #include "ops/cuda/tensor_map.h"
 #include "ops/cuda/wgmma_e4m3.cuh"
 #include "ops/moe/cuda/grouped_product.h"
+#include "ops/moe/cuda/token_tiles.cuh"
 
 namespace heddle::ops::cuda {
 namespace {
 
 /// kDepth: of a stage in elements of 2 bytes; in 8-bit floats these are two values.
-constexpr int kFeatures = 128, kTokens = 256, kDepth = 64, kStages = 4, kStep = 32;
+constexpr int kFeatures = 128, kDepth = 64, kStages = 4, kStep = 32, kMostTokens = 288;
 constexpr int kThreads = 384;
-constexpr u32 kBytesWeight = kFeatures * kDepth * 2, kBytesTokens = kTokens * kDepth * 2;
-constexpr u32 kStageBytes = kBytesWeight + kBytesTokens;
-constexpr u32 kOutBytes = 64 * 64 * 2;
-constexpr u32 kSharedBytes =
-    kStages * kStageBytes + 4 * kOutBytes + 2 * kStages * 8 + (kMostExperts + 1) * 4;
-static_assert(kSharedBytes <= 227 * 1024);
+constexpr u32 kBytesWeight = kFeatures * kDepth * 2;
+
+/// A product: its type, and whether the depth comes first in the weight.
+template <bool kIsEightBit, bool kIsDepthFirst>
+struct Kind {
+  static constexpr bool kEightBit = kIsEightBit, kDepthFirst = kIsDepthFirst;
+  /// Columns of the largest tile, and tokens of a tile on the way out. With more columns 8-bit
+  /// products would lack registers.
+  static constexpr int kTokens = kEightBit ? 256 : kMostTokens, kOutRows = kEightBit ? 64 : 32;
+  static constexpr u32 kStageBytes = kBytesWeight + kTokens * kDepth * 2;
+  static constexpr u32 kOutBytes = kOutRows * 64 * 2;
+  static constexpr u32 kSharedBytes =
+      kStages * kStageBytes + 4 * kOutBytes + 2 * kStages * 8 + (kMostExperts + 1) * 4;
+  static_assert(kSharedBytes <= 227 * 1024);
+  using Tiles = TokenTiles<kStep, kTokens, /*kLargestFirst=*/!kEightBit>;
+  static_assert((int64_t{1} << 28) / kTokens + kMostExperts < Tiles::kMostTiles &&
+                kMostExperts <= 1 << Tiles::kExpertBits);
+};
 
 struct Args {
   CUtensorMap weight, y;
-  CUtensorMap tokens[kTokens / kStep];  ///< Boxes of half a tile's columns: 16, 32, ... 128 rows.
+  CUtensorMap tokens[kMostTokens / kStep];  ///< Boxes of half a tile's columns: 16, 32, ... rows.
   bf16* out;
   const int32_t* ends;
   int experts, width, depth, feature_pairs;  ///< depth in elements of 2 bytes
   EightBitProduct scales;
 };
 
-/// A product: its type, and whether the depth comes first in the weight.
-template <bool kIsEightBit, bool kIsDepthFirst>
-struct Kind {
-  static constexpr bool kEightBit = kIsEightBit, kDepthFirst = kIsDepthFirst;
-};
-
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-/// Tiles of tokens of an expert of n rows.
-__device__ __forceinline__ int token_tiles(int n) { return (n + kTokens - 1) / kTokens; }
-
-/// Place of a tile: which features of which expert, and which rows.
-struct Place {
-  int expert, feature, row, rows;
-
-  /// Columns that its products have.
-  __device__ __forceinline__ int columns() const { return (rows + kStep - 1) / kStep * kStep; }
-};
-
-/// `first`: [experts + 1], tiles of tokens before each expert. `rank`: of the CTA in its cluster.
-__device__ __forceinline__ Place place_of(const Args& a, const int* first, int tile, int rank) {
-  const int token_tile = tile / a.feature_pairs;
-  int low = 0, high = a.experts - 1;
-  while (low < high) {
-    const int middle = (low + high + 1) / 2;
-    if (first[middle] <= token_tile) {
-      low = middle;
-    } else {
-      high = middle - 1;
-    }
-  }
-  // An expert without rows begins where the next one does; the search ends at the last of them.
-  const int begin = low == 0 ? 0 : a.ends[low - 1], n = a.ends[low] - begin;
-  const int tiles = token_tiles(n), index = token_tile - first[low];
-  // Equal parts in units of kStep.
-  const int steps = (n + kStep - 1) / kStep, each = steps / tiles, more = steps % tiles;
-  const int start = (index * each + min(index, more)) * kStep;
-  const int size = (each + (index < more)) * kStep;
-  return {low, (tile % a.feature_pairs * 2 + rank) * kFeatures, begin + start,
-          min(size, n - start)};
+/// Columns that the products of a tile have.
+__device__ __forceinline__ int columns_of(const Place& place) {
+  return (place.rows + kStep - 1) / kStep * kStep;
 }
 
-/// The next tile of a cluster.
+/// The next tile of a cluster, its feature the first of this CTA, which is `rank` in its cluster.
+template <class K>
 struct Upcoming {
   const Args& a;
-  const int* first;
-  int tiles, rank, tile;
+  const int* table;
+  int rank, round = 0;
   bool is_any = false;
   Place place = {};
 
   __device__ __forceinline__ void look() {
-    is_any = tile < tiles;
-    if (is_any) place = place_of(a, first, tile, rank);
-    tile += gridDim.x / 2;
+    const typename K::Tiles tiles{table, a.ends, a.experts};
+    const int clusters = static_cast<int>(gridDim.x / 2), own = static_cast<int>(blockIdx.x / 2);
+    const int item = round * clusters + tiles.turn(round, own, clusters);
+    ++round;
+    const int tile = item / a.feature_pairs;
+    is_any = tile < tiles.count();
+    if (!is_any) return;
+    tiles.find(tile, place);
+    place.feature = ((item - tile * a.feature_pairs) * 2 + rank) * kFeatures;
   }
 };
 
@@ -123,17 +109,17 @@ struct Ring {
 };
 
 template <class K>
-__device__ void load(const Args& a, const int* first, int tiles, u32 stages, u32 full, u32 empty,
-                     int rank) {
+__device__ void load(const Args& a, const int* table, u32 stages, u32 full, u32 empty, int rank) {
   Ring ring;
-  for (int tile = blockIdx.x / 2; tile < tiles; tile += gridDim.x / 2) {
-    const Place place = place_of(a, first, tile, rank);
-    const int columns = place.columns(), half = columns / 2;
+  Upcoming<K> upcoming{a, table, rank};
+  for (upcoming.look(); upcoming.is_any; upcoming.look()) {
+    const Place& place = upcoming.place;
+    const int columns = columns_of(place), half = columns / 2;
     const void* const tokens = &a.tokens[columns / kStep - 1];
 #pragma unroll 1
     for (int k = 0; k < a.depth; k += kDepth, ring.next()) {
       mbar_wait(empty + ring.stage * 8, ring.phase ^ 1);
-      const u32 bar = full + ring.stage * 8, to = stages + ring.stage * kStageBytes;
+      const u32 bar = full + ring.stage * 8, to = stages + ring.stage * K::kStageBytes;
       mbar_expect(bar, kBytesWeight + columns * kDepth * 2);
       if constexpr (K::kEightBit && K::kDepthFirst) {
         bulk_load_box(to, &a.weight, place.feature / 2, (place.expert * a.depth + k) * 2, bar);
@@ -150,7 +136,7 @@ __device__ void load(const Args& a, const int* first, int tiles, u32 stages, u32
   }
 }
 
-/// 64 tokens of 64 features to memory, from the tile at which the warpgroup put them.
+/// Tokens of 64 features to memory, from the tile at which the warpgroup put them.
 __device__ __forceinline__ void store_rows(const Args& a, int row, int rows, int feature,
                                            u32 tile) {
   for (int piece = static_cast<int>(threadIdx.x & 127); piece < rows * 8; piece += 128) {
@@ -223,8 +209,8 @@ __device__ __forceinline__ void put_columns(const float (&acc)[kColumns / 8][4],
   }
 }
 
-/// Sums of 64 features and kColumns tokens to memory, 64 tokens at a time through two
-/// shared tiles.
+/// Sums of 64 features and kColumns tokens to memory, kOutRows of them at a time
+/// through two shared tiles.
 template <class K, int kColumns>
 __device__ __forceinline__ void write_out(const Args& a, const Place& place,
                                           const float (&acc)[kColumns / 8][4],
@@ -233,18 +219,19 @@ __device__ __forceinline__ void write_out(const Args& a, const Place& place,
   const int thread = threadIdx.x & 127, lane = threadIdx.x & 31, warp = thread / 32;
   const int feature = place.feature + group * 64;
 #pragma unroll
-  for (int c = 0; c < (kColumns + 63) / 64; ++c) {
-    const u32 tile = out + (turn++ & 1) * kOutBytes;
+  for (int c = 0; c < (kColumns + K::kOutRows - 1) / K::kOutRows; ++c) {
+    const u32 tile = out + (turn++ & 1) * K::kOutBytes;
     if (thread == 0) bulk_wait_read<1>();
     named_sync(1 + group, 128);
 #pragma unroll
-    for (int b = 0; b < 4; ++b) {
-      const int n = c * 8 + b * 2;
+    for (int b = 0; b < K::kOutRows / 16; ++b) {
+      const int n = c * (K::kOutRows / 8) + b * 2;
       if (n >= kColumns / 8) continue;
       put_columns<K, kColumns>(acc, n, scales, tile, b * 16, warp, lane);
     }
-    const int rows = min(64, place.rows - c * 64), row = place.row + c * 64;
-    if (rows < 64) {
+    const int rows = min(K::kOutRows, place.rows - c * K::kOutRows),
+              row = place.row + c * K::kOutRows;
+    if (rows < K::kOutRows) {
       // Rows after these are another expert's.
       named_sync(1 + group, 128);
       store_rows(a, row, rows, feature, tile);
@@ -284,7 +271,7 @@ __device__ __forceinline__ void take_apart(const u32 (&m)[4][4], u32 (&f)[4][4],
 template <class K, int kColumns>
 __device__ __forceinline__ void multiply_tile(const Args& a, const Place& place, Ring& ring,
                                               u32 stages, u32 full, u32 empty, u32 out, int group,
-                                              int& turn, Upcoming& upcoming) {
+                                              int& turn, Upcoming<K>& upcoming) {
   // Without a value they would be alive from tile to tile, with those of all other widths.
   float acc[kColumns / 8][4];
   zero(acc);
@@ -309,14 +296,14 @@ __device__ __forceinline__ void multiply_tile(const Args& a, const Place& place,
     u32 pairs[4][4], fragments[4][4];
     const auto fetch = [&] {
       mbar_wait(full + ring.stage * 8, ring.phase);
-      load_pairs(pairs, stages + ring.stage * kStageBytes, group * 4 + warp, lane);
+      load_pairs(pairs, stages + ring.stage * K::kStageBytes, group * 4 + warp, lane);
     };
     fetch();
 #pragma unroll 1
     for (int k = 0; k < a.depth; k += kDepth) {
       take_apart(pairs, fragments, lane);
       const int stage = ring.stage;
-      const u64 db = make_descriptor(stages + stage * kStageBytes + kBytesWeight);
+      const u64 db = make_descriptor(stages + stage * K::kStageBytes + kBytesWeight);
       MmaHopper::fence();
 #pragma unroll
       for (int i = 0; i < 4; ++i)
@@ -334,7 +321,7 @@ __device__ __forceinline__ void multiply_tile(const Args& a, const Place& place,
 #pragma unroll 1
     for (int k = 0; k < a.depth; k += kDepth, ring.next()) {
       mbar_wait(full + ring.stage * 8, ring.phase);
-      const u32 stage = stages + ring.stage * kStageBytes;
+      const u32 stage = stages + ring.stage * K::kStageBytes;
       const u64 da = make_descriptor(stage + group * kBlockBytes);
       const u64 db = make_descriptor(stage + kBytesWeight);
       MmaHopper::fence();
@@ -365,8 +352,8 @@ __device__ __forceinline__ void multiply_tile(const Args& a, const Place& place,
 template <class K, int kColumns>
 __device__ __forceinline__ void multiply_any(const Args& a, const Place& place, Ring& ring,
                                              u32 stages, u32 full, u32 empty, u32 out, int group,
-                                             int& turn, Upcoming& upcoming) {
-  if (place.columns() == kColumns) {
+                                             int& turn, Upcoming<K>& upcoming) {
+  if (columns_of(place) == kColumns) {
     multiply_tile<K, kColumns>(a, place, ring, stages, full, empty, out, group, turn, upcoming);
   } else if constexpr (kColumns > kStep) {
     multiply_any<K, kColumns - kStep>(a, place, ring, stages, full, empty, out, group, turn,
@@ -375,38 +362,19 @@ __device__ __forceinline__ void multiply_any(const Args& a, const Place& place, 
 }
 
 template <class K>
-__device__ void multiply(const Args& a, const int* first, int tiles, u32 stages, u32 full,
-                         u32 empty, u32 out, int rank) {
+__device__ void multiply(const Args& a, const int* table, u32 stages, u32 full, u32 empty, u32 out,
+                         int rank) {
   const int group = threadIdx.x / 128 - 1;
-  out += group * 2 * kOutBytes;
+  out += group * 2 * K::kOutBytes;
   Ring ring;
   int turn = 0;  // of the two tiles on the way out
-  Upcoming upcoming{a, first, tiles, rank, static_cast<int>(blockIdx.x / 2)};
+  Upcoming<K> upcoming{a, table, rank};
   upcoming.look();
   while (upcoming.is_any) {
     const Place place = upcoming.place;
-    multiply_any<K, kTokens>(a, place, ring, stages, full, empty, out, group, turn, upcoming);
+    multiply_any<K, K::kTokens>(a, place, ring, stages, full, empty, out, group, turn, upcoming);
   }
   if ((threadIdx.x & 127) == 0) bulk_wait_all();
-}
-
-/// Fills first [experts + 1] with the tiles of tokens before each expert: one warp, 32 at a time.
-__device__ void count_tiles(const Args& a, int* first) {
-  if (threadIdx.x >= 32) return;
-  const int lane = static_cast<int>(threadIdx.x);
-  int before = 0;
-  for (int e = lane; e - lane < a.experts; e += 32) {
-    const int count = e < a.experts ? token_tiles(a.ends[e] - (e == 0 ? 0 : a.ends[e - 1])) : 0;
-    int sum = count;
-#pragma unroll
-    for (int d = 1; d < 32; d *= 2) {
-      const int other = __shfl_up_sync(0xffffffffu, sum, d);
-      if (lane >= d) sum += other;
-    }
-    if (e < a.experts) first[e] = before + sum - count;
-    before += __shfl_sync(0xffffffffu, sum, 31);
-  }
-  if (lane == 0) first[a.experts] = before;
 }
 
 #endif
@@ -420,9 +388,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   const u32 stages = smem_u32(memory);
   if ((stages & 1023u) != 0) __trap();
   const int rank = static_cast<int>(rank_in_cluster());
-  const u32 out = stages + kStages * kStageBytes;
-  const u32 full = out + 4 * kOutBytes, empty = full + kStages * 8;
-  int* const first = reinterpret_cast<int*>(memory + (empty + kStages * 8 - stages));
+  const u32 out = stages + kStages * K::kStageBytes;
+  const u32 full = out + 4 * K::kOutBytes, empty = full + kStages * 8;
+  int* const table = reinterpret_cast<int*>(memory + (empty + kStages * 8 - stages));
   if (threadIdx.x == 0) {
     for (int s = 0; s < kStages; ++s) {
       mbar_init(full + s * 8, 1);
@@ -430,19 +398,27 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     fence_cluster_barriers();
   }
-  count_tiles(args, first);
+  // The stages are not in use yet.
+  K::Tiles::fill(args.ends, args.experts, reinterpret_cast<int*>(memory), table);
+  fence_async_proxy();
   cluster_sync();
-  const int tiles = first[args.experts] * args.feature_pairs;
   if (threadIdx.x < 128) {
     set_max_registers_down<40>();
-    if (threadIdx.x == 0) load<K>(args, first, tiles, stages, full, empty, rank);
+    if (threadIdx.x == 0) load<K>(args, table, stages, full, empty, rank);
   } else {
     set_max_registers_up<232>();
-    multiply<K>(args, first, tiles, stages, full, empty, out, rank);
+    multiply<K>(args, table, stages, full, empty, out, rank);
   }
   // Neither leaves while the other still sends to it.
   cluster_sync();
 #endif
+}
+
+template <class K>
+void launch(const GroupedProduct& p, Args& args, cudaStream_t stream) {
+  args.y = tensor_map(p.y, p.rows, p.width, p.width, K::kOutRows);
+  launch_pairs(grouped_product_kernel<K>, multiprocessors() / 2, kThreads, K::kSharedBytes, stream,
+               args);
 }
 
 }  // namespace
@@ -453,7 +429,7 @@ void grouped_product(const GroupedProduct& p, cudaStream_t stream) {
   const bool is_eight_bit = p.eight_bit.x_scales != nullptr;
   const int64_t values = is_eight_bit ? 2 : 1;  // in the 2 bytes of an element
   if (p.experts < 1 || p.experts > kMostExperts || p.depth % (kDepth * values) != 0 ||
-      p.width % 8 != 0 || (is_eight_bit && p.width % 16 != 0) || p.rows >= int64_t{1} << 31 ||
+      p.width % 8 != 0 || (is_eight_bit && p.width % 16 != 0) || p.rows >= int64_t{1} << 28 ||
       p.experts * std::max(p.depth, p.width) >= int64_t{1} << 31) {
     throw std::invalid_argument("grouped_product (cuda): " + std::to_string(p.experts) +
                                 " experts, " + std::to_string(p.rows) + " rows, depth " +
@@ -465,9 +441,8 @@ void grouped_product(const GroupedProduct& p, cudaStream_t stream) {
   Args args;
   args.weight = p.depth_first ? tensor_map(p.weight, p.experts * p.depth, width, width, box)
                               : tensor_map(p.weight, p.experts * p.width, depth, depth, kFeatures);
-  for (int i = 0; i < kTokens / kStep; ++i)
+  for (int i = 0; i < kMostTokens / kStep; ++i)
     args.tokens[i] = tensor_map(p.x, p.rows, depth, depth, (i + 1) * kStep / 2);
-  args.y = tensor_map(p.y, p.rows, p.width, p.width, 64);
   args.out = static_cast<bf16*>(p.y);
   args.ends = p.ends;
   args.experts = static_cast<int>(p.experts);
@@ -475,11 +450,10 @@ void grouped_product(const GroupedProduct& p, cudaStream_t stream) {
   args.depth = static_cast<int>(depth);
   args.feature_pairs = static_cast<int>((p.width + 2 * kFeatures - 1) / (2 * kFeatures));
   args.scales = p.eight_bit;
-  const auto kernel = is_eight_bit ? (p.depth_first ? grouped_product_kernel<Kind<true, true>>
-                                                    : grouped_product_kernel<Kind<true, false>>)
-                                   : (p.depth_first ? grouped_product_kernel<Kind<false, true>>
-                                                    : grouped_product_kernel<Kind<false, false>>);
-  launch_pairs(kernel, multiprocessors() / 2, kThreads, kSharedBytes, stream, args);
+  const auto start = is_eight_bit
+                         ? (p.depth_first ? launch<Kind<true, true>> : launch<Kind<true, false>>)
+                         : (p.depth_first ? launch<Kind<false, true>> : launch<Kind<false, false>>);
+  start(p, args, stream);
   check_launch("grouped_product");
 }
 
