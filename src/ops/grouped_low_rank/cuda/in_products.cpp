@@ -33,7 +33,8 @@ bool fits(const Linear::Functions& linear, const std::vector<Products>& sums,
   return terms <= cuda::kMostProductTerms;
 }
 
-/// One result for each sum; `place_of` a change: its sum. `factor_of` it: the matrix beside its low.
+/// One result for each sum; `place_of` a change: its sum. `factor_of` it: the matrix beside its
+/// low.
 template <class Place, class Factor>
 Tensors run(const std::vector<Products>& sums, const Columns& columns, bool b_has_depth_first,
             const at::Tensor& start, const at::Tensor& lows, const LowRankGroups& groups,
