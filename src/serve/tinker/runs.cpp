@@ -79,7 +79,7 @@ void Runs::add(const std::string& run, Operation operation) {
                                           : entry.waiting.rbegin()->first + 1;
   if (entry.waiting.empty()) {
     entry.blocked_since = Clock::now();
-    if (!entry.is_running) entry.returns_soon = is_within_join(entry.idle_since);
+    if (!entry.is_running) entry.pause_s = seconds_since(entry.idle_since);
   }
   entry.waiting_bytes += operation.bytes;
   entry.waiting.emplace(operation.seq, std::move(operation));

@@ -63,20 +63,29 @@ std::vector<std::string> Runs::ready_runs() const {
   return ready;
 }
 
-bool Runs::awaits_others() const {
-  constexpr auto kIsStep = [](const Operation& operation) { return operation.update.has_value(); };
+bool Runs::is_expected(const Run& run, double waited_s) const {
+  const double idle_s = seconds_since(run.idle_since);
+  return !run.is_running && !run.is_closed && run.waiting.empty() &&
+         run.pause_s - idle_s <= options_.join_s - waited_s &&
+         idle_s <= 1.5 * run.pause_s + options_.join_s / 4;
+}
+
+bool Runs::awaits_others() {
   std::int64_t tokens = 0;
-  bool is_any_ready = false, is_any_due = false;
+  bool is_any_ready = false, is_step_ready = false;
   for (const auto& [id, run] : runs_) {
-    if (is_ready(run)) {
-      is_any_ready = true;
-      tokens += next(id).tokens;
-      if (kIsStep(next(id)) && !was_step_) return false;
-    } else if (!run.is_running && !run.is_closed && run.waiting.empty()) {
-      is_any_due = is_any_due || (run.returns_soon && is_within_join(run.idle_since));
-    }
+    if (!is_ready(run)) continue;
+    is_any_ready = true;
+    is_step_ready = is_step_ready || next(id).update;
+    tokens += next(id).tokens;
   }
-  return is_any_ready && is_any_due && tokens < options_.pass_tokens;
+  if (is_any_ready && !waits_since_) waits_since_ = Clock::now();
+  const double waited_s = waits_since_ ? seconds_since(*waits_since_) : 0;
+  const bool may_wait = is_any_ready && tokens < options_.pass_tokens &&
+                        waited_s < options_.join_s && !(is_step_ready && !was_step_);
+  return may_wait && std::ranges::any_of(runs_, [&](const auto& each) {
+           return is_expected(each.second, waited_s);
+         });
 }
 
 void Runs::join() {
@@ -115,6 +124,7 @@ void Runs::pump() {
   const auto ready = ready_runs();
   if (ready.empty()) return;
   is_busy_ = true;
+  waits_since_.reset();
   auto batch = std::make_shared<std::vector<Running>>();
   batch->push_back(take(ready.front()));
   if (batch->front().operation.before) {
