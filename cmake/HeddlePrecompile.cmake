@@ -19,14 +19,21 @@ function(heddle_precompile target kind)
     if(kind STREQUAL "test")
       find_package(GTest REQUIRED)
       set_target_properties(${donor} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
-      target_compile_options(${donor} PRIVATE -fPIE -O1) # as the sources of a test are compiled
+      target_compile_options(${donor} PRIVATE -fPIE ${HEDDLE_TEST_LEVEL}) # as the sources of a test are compiled
       target_link_libraries(${donor} PRIVATE GTest::gmock GTest::gtest)
       target_precompile_headers(${donor} PRIVATE <gmock/gmock.h> <gtest/gtest.h>)
+    endif()
+    if(CCACHE_PROGRAM)
+      set_property(TARGET ${donor} PROPERTY CXX_COMPILER_LAUNCHER ${PROJECT_SOURCE_DIR}/cmake/with-checksum ${CMAKE_CXX_COMPILER_LAUNCHER})
     endif()
   endif()
   target_link_libraries(${target} PRIVATE heddle::torch) # for the flags, where a test has no use for it
   target_precompile_headers(${target} REUSE_FROM ${donor})
-  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-    target_compile_options(${target} PRIVATE -fpch-preprocess) # ccache asks for it: it then hashes the precompiled header
+  if(CCACHE_PROGRAM AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    # ccache hashes the checksum in place of the precompiled header, whose 400 MB would cost each object half a second.
+    get_target_property(folder ${donor} BINARY_DIR)
+    set_property(TARGET ${target} PROPERTY CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_PCH_EXTSUM=1
+      CCACHE_EXTRAFILES=${folder}/CMakeFiles/${donor}.dir/cmake_pch.hxx.gch.sum ${CMAKE_CXX_COMPILER_LAUNCHER})
+    target_compile_options(${target} PRIVATE -fpch-preprocess) # ccache asks for it
   endif()
 endfunction()

@@ -94,7 +94,7 @@ function(heddle_test name)
   target_link_libraries(${name} PRIVATE ${ARG_DEPS} heddle::testing GTest::gmock GTest::gtest)
   add_dependencies(heddle_tests ${name})
   heddle_precompile(${name} test)
-  target_compile_options(${name} PRIVATE -O1) # half of a build is tests, and their time is spent in the libraries
+  target_compile_options(${name} PRIVATE ${HEDDLE_TEST_LEVEL})
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 600) # for a suite
   endif()

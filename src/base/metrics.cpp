@@ -130,7 +130,11 @@ std::span<const Metric* const> all_metrics() {
                                       &kMismatchAbsMean,
                                       &kMismatchAbsMax,
                                       &kMismatchEss,
-                                      &kRejectedTokens};
+                                      &kRejectedTokens,
+                                      &kValueLoss,
+                                      &kValueClipped,
+                                      &kExplainedVariance,
+                                      &kCriticGradNorm};
   return kAll;
 }
 

@@ -181,6 +181,17 @@ inline constexpr Metric kMismatchEss{"mismatch_ess", Unit::kShare,
                                      "effective sample size of the correction's weights"};
 inline constexpr Metric kRejectedTokens{"rejected_tokens", Unit::kShare,
                                         "tokens that the correction left out"};
+inline constexpr Metric kValueLoss{
+    "value_loss", Unit::kNumber, "loss of the critic's values before the step, with advantage gae"};
+inline constexpr Metric kValueClipped{
+    "value_clipped", Unit::kShare,
+    "tokens whose value has changed by more than `rl.critic.clip` before the step's last update"};
+inline constexpr Metric kExplainedVariance{
+    "explained_variance", Unit::kNumber,
+    "1 - Var(R - V) / Var(R) of returns R and the critic's values V before the step; 0 where all "
+    "returns are equal"};
+inline constexpr Metric kCriticGradNorm{"critic_grad_norm", Unit::kNumber,
+                                        "norm of the critic's gradient before clipping"};
 
 }  // namespace metric
 

@@ -125,17 +125,23 @@ class Checker {
                                     sources == 0 ? "none" : "several"));
     }
     if (rl.samples_per_group == 1 &&
-        rl.algorithm.advantage != objective::Advantage::kReinforcePlusPlus) {
+        rl.algorithm.advantage != objective::Advantage::kReinforcePlusPlus && !rl.has_critic()) {
       fail("rl.samples_per_group",
            fmt::format("1 gives a completion nothing to be compared with by rl.algorithm.advantage "
                        "{}: expected 2 or more",
                        to_string(rl.algorithm.advantage)));
     }
+    critic();
     if (rl.overlong == Overlong::kPunish &&
         (rl.overlong_buffer == 0 || rl.overlong_buffer > c_.rollout.max_new_tokens)) {
       fail("rl.overlong_buffer",
            fmt::format("expected 1 to rollout.max_new_tokens {} with rl.overlong punish, found {}",
                        c_.rollout.max_new_tokens, rl.overlong_buffer));
+    }
+    if (rl.replays_experts() && !c_.train.router_replay.empty()) {
+      fail("train.router_replay",
+           "takes experts from files, and rl.router_replay those of generation: expected "
+           "rl.router_replay off, or no folder");
     }
     if (rl.correction.rs_bounds[0] > rl.correction.rs_bounds[1])
       fail("rl.correction.rs_bounds", "the first bound is the lower one");
@@ -163,6 +169,17 @@ class Checker {
     if (rl.is_disaggregated() && rl.rollout_ranks % c_.rollout.tp != 0) {
       fail("rollout.tp",
            fmt::format("{} does not divide rl.rollout_ranks {}", c_.rollout.tp, rl.rollout_ranks));
+    }
+  }
+
+  void critic() const {
+    const RlCritic& critic = c_.rl.critic;
+    if (!c_.rl.has_critic()) return;
+    if (critic.schedule == Schedule::kWsd && c_.optim.decay_steps == 0)
+      fail("rl.critic.schedule", "wsd needs optim.decay_steps >= 1");
+    if (c_.train.max_steps > 0 && critic.warmup_steps >= c_.train.max_steps) {
+      fail("rl.critic.warmup_steps", fmt::format("{} leaves the policy none of train.max_steps {}",
+                                                 critic.warmup_steps, c_.train.max_steps));
     }
   }
 
@@ -407,6 +424,13 @@ void note_policy_keys(const RunConfig& config, Note&& note) {
     for (const Field& field : find_section("sync")->fields)
       note(field.key, "rl.rollout_ranks is 0");
   }
+  if (!config.rl.has_critic()) {
+    note("rl.algorithm.lambda", "rl.algorithm.advantage is not gae");
+    for (const Field& field : find_section("rl.critic")->fields)
+      note(field.key, "rl.algorithm.advantage is not gae");
+  }
+  if (config.rl.critic.updates == 1)
+    note("rl.critic.clip", "rl.critic.updates is 1, and values change after it");
   if (!config.rl.dynamic_sampling) note("rl.max_attempts", "rl.dynamic_sampling is false");
 }
 

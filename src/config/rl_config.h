@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/named_enum.h"
+#include "config/schedule.h"
 #include "objective/advantage.h"
 #include "objective/policy_options.h"
 #include "reward/combine.h"
@@ -25,6 +26,11 @@ constexpr auto names_of(UpdateMode) { return spelled("recompute", "wait", "abort
 enum class OldLogprobs { kRollout, kRecompute };
 constexpr auto names_of(OldLogprobs) { return spelled("rollout", "recompute"); }
 
+/// Experts that the trainer takes for a completion's tokens: those of its own router, or those that
+/// generation chose. Auto: the latter for models with experts in mode async.
+enum class RouterReplay { kAuto, kOff, kR3 };
+constexpr auto names_of(RouterReplay) { return spelled("auto", "off", "r3"); }
+
 enum class Overlong { kOff, kPunish, kMask };
 constexpr auto names_of(Overlong) { return spelled("off", "punish", "mask"); }
 
@@ -40,7 +46,7 @@ struct RlAlgorithm {
   double sapo_tau_positive = 1, sapo_tau_negative = 1.05;
   double dppo_cap = 20, dppo_delta = 0.2;
   double dro_beta = 0.05;
-  double gamma = 1;
+  double gamma = 1, lambda = 1;
 };
 
 struct RlCorrection {
@@ -56,6 +62,17 @@ struct RlReference {
   KlWhere kl_where = KlWhere::kLoss;
   objective::KlForm kl_form = objective::KlForm::kK3;
   bool kl_ratio_weighted = false;
+};
+
+/// Optimizer of the critic, and the loss of its values; for the rest optim.* are its too.
+struct RlCritic {
+  double lr = 1e-5;
+  Schedule schedule = Schedule::kConstant;
+  std::int64_t lr_warmup_steps = 0;
+  double clip_norm = 1;
+  std::int64_t updates = 1;
+  double clip = 0.5;
+  std::int64_t warmup_steps = 0;
 };
 
 struct RlReward {
@@ -78,6 +95,7 @@ struct RlSection {
   std::int64_t groups_per_step = 32, samples_per_group = 8;
   std::int64_t max_inflight_groups = 0;
   OldLogprobs old_logprobs = OldLogprobs::kRollout;
+  RouterReplay router_replay = RouterReplay::kAuto;
   Overlong overlong = Overlong::kOff;
   std::int64_t overlong_buffer = 0;
   double overlong_penalty = 1;
@@ -87,10 +105,17 @@ struct RlSection {
   RlAlgorithm algorithm;
   RlCorrection correction;
   RlReference reference;
+  RlCritic critic;
   RlReward reward;
 
+  bool has_critic() const { return algorithm.advantage == objective::Advantage::kGae; }
   /// Other ranks than the trainer's generate.
   bool is_disaggregated() const { return rollout_ranks > 0; }
+  /// Asks for the choices of generation; a model without experts has none.
+  bool replays_experts() const {
+    return router_replay == RouterReplay::kR3 ||
+           (router_replay == RouterReplay::kAuto && mode == RlMode::kAsync);
+  }
   /// Versions that a token may be old when it is trained on.
   std::int64_t staleness() const { return mode == RlMode::kSync ? 0 : max_staleness; }
 };

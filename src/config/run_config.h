@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "base/named_enum.h"
 #include "config/rl_config.h"
+#include "config/schedule.h"
 #include "data/readers/row_format.h"
 #include "data/rendering/row_policies.h"
 #include "models/head.h"
@@ -156,13 +157,6 @@ struct EvalSection {
 
 enum class OptimName { kAdamW, kSgd, kMuon };
 constexpr auto names_of(OptimName) { return spelled("adamw", "sgd", "muon"); }
-
-enum class Schedule { kConstant, kLinear, kCosine, kWsd };
-constexpr auto names_of(Schedule) { return spelled("constant", "linear", "cosine", "wsd"); }
-
-/// Form of the final decay of Schedule::kWsd.
-enum class DecayType { kLinear, kCosine, kOneMinusSqrt };
-constexpr auto names_of(DecayType) { return spelled("linear", "cosine", "1-sqrt"); }
 
 struct OptimSection {
   OptimName name = OptimName::kAdamW;

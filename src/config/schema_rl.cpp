@@ -34,6 +34,10 @@ Section rl_section() {
       .key("old_logprobs", &RlSection::old_logprobs,
            "anchor of the ratio: the policy that drew the tokens, or the weights before the step; "
            "with the latter rl.correction.is weighs the difference")
+      .key("router_replay", &RlSection::router_replay,
+           "experts that completions are trained with: off: those of the trainer's own router, r3: "
+           "those that generation chose, with the weights that the router gives them; auto: r3 for "
+           "models with experts in mode async")
       .key("overlong", &RlSection::overlong,
            "completions near the length limit: a penalty, or truncated ones leave the loss but not "
            "their group's mean")
@@ -76,8 +80,11 @@ Section algorithm_section() {
       .key("dppo_delta", &RlAlgorithm::dppo_delta, "loss dppo: change of probability allowed",
            {.range = above(0)})
       .key("dro_beta", &RlAlgorithm::dro_beta, "loss dro", {.range = at_least(0)})
-      .key("gamma", &RlAlgorithm::gamma, "advantage reinforce++: discount",
-           {.range = within(0, 1)});
+      .key("gamma", &RlAlgorithm::gamma, "advantages reinforce++ and gae: discount",
+           {.range = within(0, 1)})
+      .key("lambda", &RlAlgorithm::lambda,
+           "advantage gae: 1 trusts rewards alone, 0 the critic's next value",
+           {.range = within(0, 1), .aliases = {"lam", "gae_lambda"}});
   return s;
 }
 
@@ -109,6 +116,29 @@ Section reference_section() {
            "estimator in the loss; k3+: value of k3, gradient of k2")
       .key("kl_ratio_weighted", &RlReference::kl_ratio_weighted,
            "times the ratio, for an unbiased gradient", {.aliases = {"use_bias_correction_kl"}});
+  return s;
+}
+
+Section critic_section() {
+  Section s = make("rl.critic",
+                   "Values of tokens, for advantage gae: a second model that starts as a copy of "
+                   "the first, with a head of one number.");
+  Table<RlCritic>(s, &RunConfig::rl, &RlSection::critic)
+      .key("lr", &RlCritic::lr, "its learning rate; name and moments of its optimizer are optim's",
+           {.range = at_least(0), .aliases = {"critic_learning_rate", "critic_lr"}})
+      .key("schedule", &RlCritic::schedule, "of its learning rate; wsd: optim.decay_steps")
+      .key("lr_warmup_steps", &RlCritic::lr_warmup_steps,
+           "first steps, over which its learning rate rises", {.range = at_least(0)})
+      .key("clip_norm", &RlCritic::clip_norm, "largest norm of its gradient; 0: not clipped",
+           {.range = at_least(0)})
+      .key("updates", &RlCritic::updates, "on the tokens of each step", {.range = at_least(1)})
+      .key("clip", &RlCritic::clip,
+           "change of a value over the updates of a step after which it is not pushed further; 0: "
+           "any",
+           {.range = at_least(0), .aliases = {"cliprange_value", "value_clip"}})
+      .key("warmup_steps", &RlCritic::warmup_steps,
+           "first steps, in which the critic alone learns and the policy stays as it is",
+           {.range = at_least(0), .aliases = {"critic_warmup"}});
   return s;
 }
 
@@ -198,9 +228,9 @@ Section sync_section() {
 }  // namespace
 
 std::vector<Section> rl_sections() {
-  return {rl_section(),         algorithm_section(), correction_section(),
-          reference_section(),  reward_section(),    verifiers_section(),
-          parameters_section(), rollout_section(),   sync_section()};
+  return {rl_section(),      algorithm_section(), correction_section(), reference_section(),
+          critic_section(),  reward_section(),    verifiers_section(),  parameters_section(),
+          rollout_section(), sync_section()};
 }
 
 }  // namespace heddle::config

@@ -47,6 +47,10 @@ struct Batch {
   /// alone, and so is the same in every layout; undefined before number_tokens().
   at::Tensor token_numbers;
 
+  /// [layers with experts * k, T] int16: the experts that each token goes to, layer by layer
+  /// (router replay); undefined: those that the routers choose.
+  at::Tensor experts;
+
   std::vector<std::int32_t> cu_seqlens_host;
   std::int64_t max_seqlen = 0;   ///< longest sequence, the dummy tail included
   std::int64_t loss_rows = 0;    ///< positions with a label and a weight other than 0
@@ -70,6 +74,7 @@ struct Batch {
     visit(&Batch::labels, std::optional<double>(kIgnoredLabel));
     visit(&Batch::loss_weights, std::optional<double>(0));
     visit(&Batch::token_numbers, std::optional<double>(0));
+    visit(&Batch::experts, std::optional<double>(0));
   }
   /// Calls visit(member) for each column by sequence, a vector of [real_sequences] or empty; but
   /// for last_tokens, which are places in the batch.

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "nn/tensor_parallel.h"
-#include "ops/linear/place.h"
 #include "ops/rms_norm/rms_norm.h"
 
 namespace heddle::models {
@@ -29,11 +28,11 @@ DecoderLayer::DecoderLayer(const LayerShape& shape, const NormShape& norms,
   } else {
     dense_.emplace(prefix + "mlp.", shape.hidden_size, shape.intermediate_size);
   }
+  visit_parameters([&](nn::Parameter& parameter) { parameter.linear_place().block = index_; });
 }
 
 nn::BlockOutput DecoderLayer::forward(std::size_t stage, const at::Tensor& hidden,
                                       const nn::Pass& pass) {
-  const ops::AtLinearPlace at({.block = index_});
   if (stage == 1) return mlp(hidden, pass);
   const auto [x, residual] = normalized(hidden, input_layernorm_, false, pass);
   nn::LayerCache* const cache =

@@ -12,7 +12,6 @@
 #include "nn/grouped_changes.h"
 #include "ops/autograd.h"
 #include "ops/linear/few_row_lows.h"
-#include "ops/linear/place.h"
 
 namespace heddle::nn {
 
@@ -169,7 +168,7 @@ at::Tensor Product::backward(const Tensors& grads) const {
             ? grads[i]
             : at::zeros({defined->size(0), weights[i]->local_shape()[0]}, defined->options()));
     trained_dy.push_back(weights[i]->trainable() ? all_dy[i] : at::Tensor());
-    terms.push_back({all_dy[i], weights[i]->data()});
+    terms.push_back({all_dy[i], weights[i]->data(), weights[i]->linear_place()});
   }
   std::vector<LowRankGradients> low_rank;
   for (const Segment& segment : segments) {
@@ -244,7 +243,8 @@ Tensors lows_of(const ops::Linear::Functions& products, Segment& segment, const 
 Tensors outputs_of(const LinearInput& given, Product& product, bool has_gradient) {
   const at::Tensor input = ops::detached(given.value);
   std::vector<ops::Products> sums;
-  for (const Parameter* weight : product.weights) sums.push_back({{input, weight->data()}});
+  for (const Parameter* weight : product.weights)
+    sums.push_back({{input, weight->data(), weight->linear_place()}});
   std::vector<Tensors> lows(product.segments.size());
   for (std::size_t s = 0; s < product.segments.size(); ++s) {
     Segment& segment = product.segments[s];
@@ -333,9 +333,8 @@ Tensors changed_linears(const ops::KernelTable& kernels, const LinearInput& give
       ops::run_without_gradient([&] { return outputs_of(given, product, has_gradient); });
   return ops::with_gradient(
       "low_rank_linear", inputs, outputs,
-      [product = std::move(product), count = inputs.size(), has_residual = given.residual.defined(),
-       place = ops::linear_place()](const Tensors& grads) -> Tensors {
-        const ops::AtLinearPlace at(place);
+      [product = std::move(product), count = inputs.size(),
+       has_residual = given.residual.defined()](const Tensors& grads) -> Tensors {
         Tensors result(count);
         if (has_residual) result.back() = grads[0];
         result[0] = product.backward(grads);

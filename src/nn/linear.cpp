@@ -17,7 +17,6 @@
 #include "ops/autograd.h"
 #include "ops/embedding/embedding.h"
 #include "ops/linear/few_row_layers.h"
-#include "ops/linear/place.h"
 #include "ops/rms_norm/rms_norm.h"
 
 namespace heddle::nn {
@@ -87,7 +86,8 @@ std::vector<at::Tensor> linears(const ops::KernelTable& kernels, const LinearInp
   const ops::Linear::Functions& functions = kernels.get<ops::Linear>();
   const ops::Tensors outputs = ops::run_without_gradient([&] {
     std::vector<ops::Products> sums;
-    for (const Parameter* weight : weights) sums.push_back({{ops::detached(x), weight->data()}});
+    for (const Parameter* weight : weights)
+      sums.push_back({{ops::detached(x), weight->data(), weight->linear_place()}});
     return products(functions, input, sums);
   });
   // A frozen weight needs no input kept; an input without gradient needs no product.
@@ -102,9 +102,7 @@ std::vector<at::Tensor> linears(const ops::KernelTable& kernels, const LinearInp
   return ops::with_gradient(
       "linear", inputs, outputs,
       [saved, again, postponed = want_input ? input.postponed : nullptr, want_input, has_residual,
-       weights, &functions,
-       place = ops::linear_place()](const ops::Tensors& grads) -> ops::Tensors {
-        const ops::AtLinearPlace at(place);
+       weights, &functions](const ops::Tensors& grads) -> ops::Tensors {
         const auto accumulate = [saved, again, weights, grads] {
           const at::Tensor x = again ? again() : saved;
           for (std::size_t i = 0; i < weights.size(); ++i) {
@@ -117,7 +115,8 @@ std::vector<at::Tensor> linears(const ops::KernelTable& kernels, const LinearInp
         if (has_residual) result.back() = grads[0];
         ops::Products terms;
         for (std::size_t i = 0; i < weights.size(); ++i) {
-          if (grads[i].defined()) terms.push_back({grads[i], weights[i]->data()});
+          if (grads[i].defined())
+            terms.push_back({grads[i], weights[i]->data(), weights[i]->linear_place()});
         }
         if (want_input && !terms.empty()) result[0] = functions.backward(terms);
         return result;

@@ -9,7 +9,6 @@
 #include "nn/tensor_parallel.h"
 #include "ops/autograd.h"
 #include "ops/collectives.h"
-#include "ops/linear/place.h"
 #include "ops/moe/expert_parallel.h"
 #include "ops/moe/moe.h"
 #include "ops/moe/shared_expert.h"
@@ -68,6 +67,7 @@ Moe::Moe(const std::string& prefix, const MoeDims& dims)
       down_(prefix + "experts.down_proj", dims.num_experts, dims.hidden_size,
             dims.moe_intermediate_size) {
   gate_.weight().set_partial_gradient();
+  gate_.weight().linear_place().is_router = true;
   if (dims.shared_expert_intermediate_size == 0) return;
   shared_expert_.emplace(prefix + "shared_expert.", dims.hidden_size,
                          dims.shared_expert_intermediate_size);
@@ -75,19 +75,10 @@ Moe::Moe(const std::string& prefix, const MoeDims& dims)
   shared_expert_gate_->weight().set_partial_gradient();
 }
 
-namespace {
-
-at::Tensor router_logits(Linear& gate, const Pass& pass, const at::Tensor& x) {
-  const ops::AtLinearPlace at({.block = ops::linear_place().block, .is_router = true});
-  return gate.forward(pass, x);
-}
-
-}  // namespace
-
 BlockOutput Moe::forward(const at::Tensor& x, const Pass& pass, bool want_auxiliary_loss,
                          const at::Tensor& residual, bool value_unused) {
   const ops::MoeRouting routing =
-      ops::moe_route(*pass.kernels, router_logits(gate_, pass, x), dims_.num_experts_per_tok,
+      ops::moe_route(*pass.kernels, gate_.forward(pass, x), dims_.num_experts_per_tok,
                      dims_.normalize_top_k, pass.experts);
   // The gradients of x add up in the reverse of the order in which layers read it.
   at::Tensor shared, shared_gate;

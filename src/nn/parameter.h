@@ -9,6 +9,7 @@
 
 #include "base/layout.h"
 #include "comm/mesh.h"
+#include "ops/linear/place.h"
 
 namespace heddle::nn {
 
@@ -71,6 +72,9 @@ class Parameter {
   /// it is sharded, and its gradient summed, over tp besides fsdp x cp. Before place().
   bool is_row_table() const { return is_row_table_; }
   void set_row_table() { is_row_table_ = true; }
+  /// Where the linear layer stands whose weight this is.
+  const ops::LinearPlace& linear_place() const { return linear_place_; }
+  ops::LinearPlace& linear_place() { return linear_place_; }
   const Placement& placement() const { return placement_; }
   std::int64_t numel() const;
   /// Index in the global tensor of each index of the value along a dimension.
@@ -151,6 +155,7 @@ class Parameter {
   std::vector<std::vector<Segment>> segments_;
   bool is_expert_ = false, is_copy_ = false, has_partial_gradient_ = false, is_row_table_ = false,
        is_held_ = true;
+  ops::LinearPlace linear_place_;
   bool trainable_ = true;
   std::int64_t copies_ = 1;
   at::Tensor value_, anchor_, gradient_;

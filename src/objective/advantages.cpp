@@ -42,6 +42,7 @@ std::vector<double> group_advantages(Advantage kind, std::span<const double> rew
       factor = rewards.size() > 1 ? n / (n - 1) : 1;
       break;
     case Advantage::kReinforcePlusPlus:
+    case Advantage::kGae:
       baseline = 0;
       break;
     case Advantage::kOpo:
@@ -65,6 +66,20 @@ std::vector<double> discounted_returns(std::span<const double> rewards, std::spa
     next = returns[t] = rewards[t] + gamma * next;
   }
   return returns;
+}
+
+TokenEstimates gae(std::span<const double> rewards, std::span<const double> values,
+                   std::span<const float> mask, double gamma, double lambda) {
+  TokenEstimates result{std::vector<double>(rewards.size()), std::vector<double>(rewards.size())};
+  double next_value = 0, next_advantage = 0;
+  for (std::size_t t = rewards.size(); t-- > 0;) {
+    if (mask[t] == 0) continue;
+    const double delta = rewards[t] + gamma * next_value - values[t];
+    next_advantage = result.advantages[t] = delta + gamma * lambda * next_advantage;
+    next_value = values[t];
+    result.returns[t] = result.advantages[t] + values[t];
+  }
+  return result;
 }
 
 void whiten(std::span<double> values, std::span<const double> counts) {

@@ -226,14 +226,19 @@ at::Tensor BlockRunner::backward(const at::Tensor& grad_hidden, double auxiliary
   return gradient;
 }
 
-at::Tensor BlockRunner::evaluate(at::Tensor hidden, const nn::Pass& pass) {
+at::Tensor BlockRunner::evaluate(at::Tensor hidden, const nn::Pass& pass,
+                                 std::vector<at::Tensor>* experts) {
   const ops::NoGradient guard;
   for (std::size_t i = 0; i < blocks_.size(); ++i) {
     acquire(i);
     if (i + 1 < blocks_.size()) prefetch(i + 1);
+    at::Tensor chosen;
     for (std::size_t stage = 0; stage < blocks_[i].block->stages(); ++stage) {
-      hidden = blocks_[i].block->forward(stage, hidden, pass).hidden;
+      nn::BlockOutput output = blocks_[i].block->forward(stage, hidden, pass);
+      hidden = std::move(output.hidden);
+      if (output.experts.defined()) chosen = std::move(output.experts);
     }
+    if (experts != nullptr) experts->push_back(std::move(chosen));
     release(i);
   }
   return hidden;

@@ -102,8 +102,10 @@ class BlockRunner {
   at::Tensor backward(const at::Tensor& grad_hidden, double auxiliary_scale, Tape& tape,
                       bool is_last = true, bool goes_on = false);
 
-  /// Without gradients, keeping nothing: evaluation and scoring.
-  at::Tensor evaluate(at::Tensor hidden, const nn::Pass& pass);
+  /// Without gradients, keeping nothing: evaluation and scoring. Appends to `experts`, if there is
+  /// one, those of each block's tokens, undefined in a block that has none.
+  at::Tensor evaluate(at::Tensor hidden, const nn::Pass& pass,
+                      std::vector<at::Tensor>* experts = nullptr);
 
  private:
   bool is_recomputed(std::size_t block, std::size_t stage) const;

@@ -119,9 +119,10 @@ std::vector<PipelineAction> Pipeline::actions(std::int64_t micro_batches) const 
   return schedule(micro_batches).of(hidden_.rank());
 }
 
-at::Tensor Pipeline::evaluate(models::Model& model, const at::Tensor& tokens,
-                              const nn::Pass& pass) {
+at::Tensor Pipeline::evaluate(models::Model& model, const at::Tensor& tokens, const nn::Pass& pass,
+                              std::vector<at::Tensor>* experts) {
   const ops::NoGradient guard;
+  if (experts != nullptr) experts->assign(model.config().sparse_layers().size(), {});
   const std::int64_t rows = ops::own_rows(tokens.size(0), model.tensor_group()).count;
   const auto options =
       at::TensorOptions().dtype(model.context().dtype).device(model.context().device);
@@ -129,7 +130,10 @@ at::Tensor Pipeline::evaluate(models::Model& model, const at::Tensor& tokens,
   for (Stage& stage : stages_) {
     hidden = stage.is_first ? model.embed(tokens)
                             : receive_hidden(stage, 0, {rows, model.config().hidden_size}, options);
-    hidden = stage.runner.evaluate(hidden, pass);
+    std::vector<at::Tensor> chosen;
+    hidden = stage.runner.evaluate(hidden, pass, experts != nullptr ? &chosen : nullptr);
+    for (std::size_t i = 0; i < chosen.size(); ++i)
+      (*experts)[static_cast<std::size_t>(stage.first_layer) + i] = std::move(chosen[i]);
     if (!stage.is_last) send_hidden(stage, 0, hidden);
   }
   finish_sends();

@@ -64,8 +64,11 @@ class Pipeline {
   }
 
   /// Runs all layers without gradients: hidden states [T/tp,H] after the last one, undefined where
-  /// the last stage is elsewhere. tokens [T] on the model's device; `pass` describes them.
-  at::Tensor evaluate(models::Model& model, const at::Tensor& tokens, const nn::Pass& pass);
+  /// the last stage is elsewhere. tokens [T] on the model's device; `pass` describes them. Sets
+  /// `experts`, if it is given, by layer of the model: [T/tp,k] of the layers with experts that are
+  /// here.
+  at::Tensor evaluate(models::Model& model, const at::Tensor& tokens, const nn::Pass& pass,
+                      std::vector<at::Tensor>* experts = nullptr);
 
   // Hidden states go to the next stage, their gradients to the one before. A send does not wait,
   // and keeps its tensor until finish_sends(), which waits and is due before the next step, or

@@ -288,7 +288,7 @@ class JsonAnswer final : public Verifier {
     }
     if (!compares_ || sample.truth.is_null()) return right_or_wrong(true);
     // A data file may hold the truth as the text of an object.
-    nlohmann::json truth = nlohmann::json::parse(sample.truth.dump());
+    nlohmann::json truth(sample.truth);
     if (truth.is_string()) {
       if (const auto parsed = parsed_json(truth.get<std::string>())) truth = *parsed;
     }

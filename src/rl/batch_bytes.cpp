@@ -15,12 +15,31 @@ std::string as_text(const Value& value) {
   return {bytes.begin(), bytes.end()};
 }
 
+// Two bytes each, the lower one first.
+Value as_binary(const std::vector<std::uint16_t>& numbers) {
+  Value::binary_t bytes;
+  for (const std::uint16_t number : numbers) {
+    bytes.push_back(static_cast<std::uint8_t>(number & 0xff));
+    bytes.push_back(static_cast<std::uint8_t>(number >> 8));
+  }
+  return bytes;
+}
+
+std::vector<std::uint16_t> as_numbers(const Value& value) {
+  const Value::binary_t& bytes = value.get_binary();
+  std::vector<std::uint16_t> numbers;
+  for (std::size_t i = 0; i + 1 < bytes.size(); i += 2)
+    numbers.push_back(static_cast<std::uint16_t>(bytes[i] | bytes[i + 1] << 8));
+  return numbers;
+}
+
 Value value_of(const Trajectory& t) {
   Value turns = Value::array();
   for (const Turn& turn : t.turns)
     turns.push_back({as_binary(turn.completion), as_binary(turn.observation)});
-  return {t.tokens, t.logprobs, t.versions, as_binary(t.text), t.is_truncated,
-          t.reward, t.parts,    t.supports, t.sampled,         turns};
+  return {
+      t.tokens,   t.logprobs, t.versions, as_binary(t.text),   t.is_truncated, t.reward, t.parts,
+      t.supports, t.sampled,  turns,      as_binary(t.experts)};
 }
 
 std::vector<Turn> turns_of(const Value& value) {
@@ -34,6 +53,7 @@ Trajectory trajectory_of(const Value& v) {
           .logprobs = v.at(1).get<std::vector<double>>(),
           .versions = v.at(2).get<std::vector<std::int64_t>>(),
           .supports = v.at(7).get<std::vector<std::vector<std::int32_t>>>(),
+          .experts = as_numbers(v.at(10)),
           .sampled = v.at(8).get<std::vector<std::uint8_t>>(),
           .turns = turns_of(v.at(9)),
           .text = as_text(v.at(3)),

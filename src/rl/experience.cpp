@@ -1,8 +1,14 @@
 #include "rl/experience.h"
 
-#include <algorithm>
-#include <numeric>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
 
+#include <algorithm>
+#include <array>
+#include <numeric>
+#include <span>
+
+#include "base/errors.h"
 #include "base/rng.h"
 #include "objective/advantages.h"
 
@@ -39,10 +45,11 @@ std::vector<std::vector<std::size_t>> pack(const std::vector<std::int64_t>& leng
 }  // namespace
 
 Experience::Experience(const config::RunConfig& config, const Prompts& prompts,
-                       const std::vector<Group>& groups)
-    : config_(config), first_cursor_(groups.front().cursor) {
+                       const std::vector<Group>& groups, std::int64_t expert_width)
+    : config_(config), first_cursor_(groups.front().cursor), expert_width_(expert_width) {
   for (std::size_t g = 0; g < groups.size(); ++g) {
     const std::vector<std::int32_t>& prompt = prompts.row(groups[g].row).tokens;
+    if (expert_width > 0) require_experts(groups[g], std::ssize(prompt));
     for (const Trajectory& trajectory : groups[g].trajectories) {
       rows_.push_back({&trajectory, g, std::ssize(prompt)});
       std::vector<std::int32_t>& tokens = tokens_.emplace_back(prompt);
@@ -57,6 +64,33 @@ Experience::Experience(const config::RunConfig& config, const Prompts& prompts,
       }
     }
   }
+}
+
+void Experience::require_experts(const Group& group, std::int64_t prompt) const {
+  for (std::size_t i = 0; i < group.trajectories.size(); ++i) {
+    const Trajectory& trajectory = group.trajectories[i];
+    const std::int64_t found = std::ssize(trajectory.experts) / expert_width_,
+                       expected = prompt + std::ssize(trajectory.tokens) - 1;
+    if (found == expected && std::ssize(trajectory.experts) % expert_width_ == 0) continue;
+    throw InternalError(
+        fmt::format("group {}, completion {}: experts of {} tokens are known, expected {}: those "
+                    "of tokens {} to {} are missing",
+                    group.cursor, i, found, expected, found, expected - 1));
+  }
+}
+
+at::Tensor Experience::experts_of(const std::vector<std::size_t>& rows) const {
+  std::vector<at::Tensor> parts;
+  for (const std::size_t i : rows) {
+    const std::vector<std::uint16_t>& experts = rows_[i].trajectory->experts;
+    at::Tensor part = at::empty({length(i), expert_width_}, at::kShort);
+    auto* const numbers = part.mutable_data_ptr<std::int16_t>();
+    std::copy(experts.begin(), experts.end(), numbers);
+    // Nothing follows from the last token; it takes those of the one before.
+    std::copy(experts.end() - expert_width_, experts.end(), numbers + experts.size());
+    parts.push_back(std::move(part));
+  }
+  return at::cat(parts).t().contiguous();
 }
 
 bool Experience::is_masked(const Trajectory& trajectory) const {
@@ -98,30 +132,57 @@ void Experience::set_reference(const std::vector<train::RowScore>& scores) {
   for (const train::RowScore& score : scores) reference_.push_back(score.logprobs);
 }
 
-/// Returns of each token: its share of the KL, and the reward at the last.
-std::vector<std::vector<double>> Experience::returns(const std::vector<double>& rewards) const {
+std::vector<std::vector<double>> Experience::token_rewards() const {
+  const std::vector<double> rewards = this->rewards();
   std::vector<std::vector<double>> all;
   for (std::size_t i = 0; i < rows_.size(); ++i) {
-    const std::size_t n = rows_[i].trajectory->tokens.size();
-    std::vector<double> of_tokens(n);
+    std::vector<double>& of_tokens = all.emplace_back(rows_[i].trajectory->tokens.size());
     if (puts_kl_in_reward()) {
-      for (std::size_t t = 0; t < n; ++t) of_tokens[t] = -config_.rl.reference.kl_coef * k1(i, t);
+      for (std::size_t t = 0; t < of_tokens.size(); ++t)
+        of_tokens[t] = -config_.rl.reference.kl_coef * k1(i, t);
     }
-    if (n > 0) of_tokens.back() += rewards[i];
-    std::vector<float> mask;
-    for (std::size_t t = 0; t < n; ++t) mask.push_back(rows_[i].trajectory->is_sampled(t) ? 1 : 0);
-    all.push_back(objective::discounted_returns(of_tokens, mask, config_.rl.algorithm.gamma));
+    if (!of_tokens.empty()) of_tokens.back() += rewards[i];
   }
   return all;
 }
 
+std::vector<float> Experience::mask(std::size_t row) const {
+  const Trajectory& trajectory = *rows_[row].trajectory;
+  std::vector<float> mask;
+  for (std::size_t t = 0; t < trajectory.tokens.size(); ++t)
+    mask.push_back(trajectory.is_sampled(t) ? 1 : 0);
+  return mask;
+}
+
+objective::TokenEstimates Experience::estimates(std::size_t row,
+                                                const std::vector<double>& rewards) const {
+  const auto first = values_.at(row).begin() + static_cast<std::ptrdiff_t>(rows_[row].prompt) - 1;
+  return objective::gae(rewards, std::span(first, rewards.size()), mask(row),
+                        config_.rl.algorithm.gamma, config_.rl.algorithm.lambda);
+}
+
+template <class Entry>
+std::vector<Entry> Experience::at_labels(std::size_t row,
+                                         const std::vector<Entry>& of_completion) const {
+  // Completion token t is the label of the token before it.
+  std::vector<Entry> values(tokens_[row].size());
+  std::ranges::copy(of_completion,
+                    values.begin() + static_cast<std::ptrdiff_t>(rows_[row].prompt) - 1);
+  return values;
+}
+
 std::vector<std::vector<double>> Experience::advantages() const {
   const objective::Advantage kind = config_.rl.algorithm.advantage;
-  std::vector<double> rewards = this->rewards();
   std::vector<std::vector<double>> all;
   if (kind == objective::Advantage::kReinforcePlusPlus) {
-    all = returns(rewards);
+    all = token_rewards();
+    for (std::size_t i = 0; i < all.size(); ++i)
+      all[i] = objective::discounted_returns(all[i], mask(i), config_.rl.algorithm.gamma);
+  } else if (kind == objective::Advantage::kGae) {
+    all = token_rewards();
+    for (std::size_t i = 0; i < all.size(); ++i) all[i] = estimates(i, all[i]).advantages;
   } else {
+    std::vector<double> rewards = this->rewards();
     for (std::size_t i = 0; puts_kl_in_reward() && i < rows_.size(); ++i) {
       for (std::size_t t = 0; t < rows_[i].trajectory->tokens.size(); ++t)
         rewards[i] -= config_.rl.reference.kl_coef * k1(i, t);
@@ -161,24 +222,44 @@ std::vector<objective::PolicyRow> Experience::policy_rows() const {
   std::vector<objective::PolicyRow> policy;
   for (std::size_t i = 0; i < rows_.size(); ++i) {
     objective::PolicyRow& row = policy.emplace_back();
-    const auto size = tokens_[i].size();
-    // Completion token t is the label of the token before it.
-    const auto first = static_cast<std::size_t>(rows_[i].prompt) - 1;
-    const auto column = [&]<class Entry>(const std::vector<Entry>& of_completion) {
-      std::vector<Entry> values(size);
-      std::ranges::copy(of_completion, values.begin() + static_cast<std::ptrdiff_t>(first));
-      return values;
-    };
-    row.advantages = column(advantages[i]);
-    if (!rows_[i].trajectory->supports.empty())
-      row.supports = column(rows_[i].trajectory->supports);
-    (is_bypass ? row.old : row.behaviour) = column(rows_[i].trajectory->logprobs);
+    const Trajectory& trajectory = *rows_[i].trajectory;
+    row.advantages = at_labels(i, advantages[i]);
+    if (!trajectory.supports.empty()) row.supports = at_labels(i, trajectory.supports);
+    (is_bypass ? row.old : row.behaviour) = at_labels(i, trajectory.logprobs);
     if (!has_kl_loss) continue;
-    row.reference.resize(size);
-    std::copy(reference_[i].begin() + static_cast<std::ptrdiff_t>(first) + 1, reference_[i].end(),
-              row.reference.begin() + static_cast<std::ptrdiff_t>(first));
+    row.reference = at_labels(
+        i, std::vector<double>(reference_[i].begin() + static_cast<std::ptrdiff_t>(rows_[i].prompt),
+                               reference_[i].end()));
   }
   return policy;
+}
+
+std::vector<objective::ValueRow> Experience::value_rows() const {
+  const std::vector<std::vector<double>> rewards = token_rewards();
+  std::vector<objective::ValueRow> rows;
+  for (std::size_t i = 0; i < rows_.size(); ++i)
+    rows.push_back({values_.at(i), at_labels(i, estimates(i, rewards[i]).returns)});
+  return rows;
+}
+
+double Experience::explained_variance() const {
+  const std::vector<objective::ValueRow> rows = value_rows();
+  double n = 0;
+  // Sums of returns and of errors, and of their squares.
+  std::array<double, 2> sum = {}, squares = {};
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    for (std::size_t t = 0; t < rows[i].old.size(); ++t) {
+      if (weights_[i][t] == 0) continue;
+      const std::array numbers = {rows[i].returns[t], rows[i].returns[t] - rows[i].old[t]};
+      ++n;
+      for (std::size_t k = 0; k < 2; ++k)
+        sum[k] += numbers[k], squares[k] += numbers[k] * numbers[k];
+    }
+  }
+  if (n == 0) return 0;
+  const auto variance = [&](std::size_t k) { return squares[k] / n - sum[k] / n * sum[k] / n; };
+  // Rounding leaves something where all are equal.
+  return variance(0) > 1e-12 * squares[0] / n ? 1 - variance(1) / variance(0) : 0;
 }
 
 data::Step Experience::step(std::int64_t number, std::int64_t rank, std::int64_t ranks) const {
@@ -200,7 +281,8 @@ data::Step Experience::step(std::int64_t number, std::int64_t rank, std::int64_t
     std::vector<data::SequenceView> views;
     for (const std::size_t i : bins[b])
       views.push_back({tokens_[i], labels_[i], weights_[i], static_cast<std::int64_t>(i), 0});
-    step.micro_batches.push_back(data::Batch::from_sequences(views));
+    data::Batch& batch = step.micro_batches.emplace_back(data::Batch::from_sequences(views));
+    if (expert_width_ > 0 && !views.empty()) batch.experts = experts_of(bins[b]);
   }
   return step;
 }

@@ -1,11 +1,14 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "config/run_config.h"
 #include "data/loader/loader.h"
+#include "objective/advantages.h"
 #include "objective/policy.h"
+#include "objective/value.h"
 #include "rl/group.h"
 #include "rl/prompts.h"
 #include "train/scorer.h"
@@ -16,17 +19,27 @@ namespace heddle::rl {
 /// order.
 class Experience {
  public:
+  /// `expert_width`: experts that a token of the trajectories names, see rollout::expert_width; 0:
+  /// the trainer's routers choose. Throws InternalError for a trajectory that lacks some.
   Experience(const config::RunConfig& config, const Prompts& prompts,
-             const std::vector<Group>& groups);
+             const std::vector<Group>& groups, std::int64_t expert_width = 0);
 
   /// [rows][tokens] log-probabilities by the reference of each token given those before it; entry 0
   /// of a row is not read.
   void set_reference(const std::vector<train::RowScore>& scores);
+  /// [rows][tokens] values by the critic at each token with a label, of what follows it; advantage
+  /// gae needs them.
+  void set_values(std::vector<std::vector<double>> values) { values_ = std::move(values); }
   /// Prompt and completion [rows][tokens].
   const std::vector<std::vector<std::int32_t>>& tokens() const { return tokens_; }
 
-  /// Rows for the objective, once the reference is set if there is one.
+  /// Rows for the objective, once reference and values are set if there are any.
   std::vector<objective::PolicyRow> policy_rows() const;
+  /// Rows for the critic, once values are set.
+  std::vector<objective::ValueRow> value_rows() const;
+  /// 1 - Var(R - V) / Var(R) over the tokens with a label, of returns R and values V; 0 where all
+  /// returns are equal.
+  double explained_variance() const;
   /// Micro-batches of one data rank: rows packed into at most micro_batch_tokens, as many on every
   /// rank. `step` counts from 0.
   data::Step step(std::int64_t step, std::int64_t rank, std::int64_t ranks) const;
@@ -40,6 +53,9 @@ class Experience {
     std::size_t group;
     std::int64_t prompt;  ///< Its tokens.
   };
+  void require_experts(const Group& group, std::int64_t prompt) const;
+  /// Those of the rows of a micro-batch, see data::Batch.
+  at::Tensor experts_of(const std::vector<std::size_t>& rows) const;
   std::int64_t length(std::size_t row) const { return std::ssize(tokens_[row]); }
   bool is_masked(const Trajectory& trajectory) const;
   double penalty_of(const Trajectory& trajectory) const;
@@ -48,14 +64,22 @@ class Experience {
   bool puts_kl_in_reward() const;
   /// [rows][completion tokens].
   std::vector<std::vector<double>> advantages() const;
-  std::vector<std::vector<double>> returns(const std::vector<double>& rewards) const;
+  /// Rewards of each token: its share of the KL, and the reward at the last.
+  std::vector<std::vector<double>> token_rewards() const;
+  /// [completion tokens] whether the policy drew it.
+  std::vector<float> mask(std::size_t row) const;
+  /// By advantage gae, before whitening.
+  objective::TokenEstimates estimates(std::size_t row, const std::vector<double>& rewards) const;
+  /// Numbers [completion tokens] at the tokens [tokens] whose labels those are, 0 elsewhere.
+  template <class Entry>
+  std::vector<Entry> at_labels(std::size_t row, const std::vector<Entry>& of_completion) const;
 
   const config::RunConfig& config_;
-  std::int64_t first_cursor_;
+  std::int64_t first_cursor_, expert_width_;
   std::vector<Row> rows_;
   std::vector<std::vector<std::int32_t>> tokens_, labels_;
   std::vector<std::vector<float>> weights_;
-  std::vector<std::vector<double>> reference_;
+  std::vector<std::vector<double>> reference_, values_;
 };
 
 }  // namespace heddle::rl

@@ -23,6 +23,9 @@ struct Trajectory {
   std::vector<std::int64_t> versions = {};  ///< [tokens] of the weights that drew them.
   /// [tokens] ids that each was drawn from; empty: from all.
   std::vector<std::vector<std::int32_t>> supports = {};
+  /// The experts that prompt and tokens chose but for the last, see rollout::Completion; empty
+  /// where they are not replayed.
+  std::vector<std::uint16_t> experts = {};
   /// [tokens] whether the policy drew it: from who gave it, never from its text. Empty: all.
   std::vector<std::uint8_t> sampled = {};
   std::vector<Turn> turns = {};  ///< Earlier turns.

@@ -13,6 +13,7 @@
 #include "rl/step_report.h"
 #include "rl/turns.h"
 #include "rollout/answers.h"
+#include "rollout/experts.h"
 
 namespace heddle::rl {
 namespace {
@@ -109,6 +110,12 @@ Steps::Steps(const config::RunConfig& config, train::Setup& setup, objective::Po
                             {comm::content_fact("data.train", prompts_.key(),
                                                 fmt::format("{} prompts", prompts_.size()))});
   }
+  if (config.rl.replays_experts()) {
+    expert_width_ = rollout::expert_width(setup.placed.model->config());
+    if (expert_width_ == 0 && config.rl.router_replay == config::RouterReplay::kR3)
+      throw ConfigError("rl.router_replay: r3 is for models with experts, and this one has none");
+  }
+  if (config.rl.has_critic()) critic_ = std::make_unique<Critic>(config, setup, info_.total_steps);
   batch_.state = {{"next_cursor", 0}, {"pending", nlohmann::json::array()}};
   if (config.rl.is_disaggregated()) {
     source_ = std::make_unique<RemoteGeneration>(config, setup.placed, prompts_);
@@ -144,11 +151,13 @@ std::optional<data::Step> Steps::next() {
   batch_ = source_->next();
   record_fates();
   if (batch_.groups.empty()) return std::nullopt;
-  Experience experience(config_, prompts_, batch_.groups);
+  Experience experience(config_, prompts_, batch_.groups, expert_width_);
   if (config_.rl.reference.kl_coef > 0) experience.set_reference(reference_scores(experience));
-  policy_.set_rows(experience.policy_rows());
   const comm::Mesh& mesh = setup_.placed.context.mesh;
   data::Step step = experience.step(done_++, mesh.data_rank(), mesh.data_size());
+  if (critic_) critic_->evaluate(step, experience);
+  policy_.set_rows(experience.policy_rows());
+  if (critic_) critic_->learn(step, experience);
   step.epoch = batch_.groups.back().cursor / prompts_.size();
   return step;
 }
@@ -193,6 +202,7 @@ nlohmann::json Steps::cursor() const {
                            {"steps", done_},
                            {"version", source_->version()},
                            {"generation", batch_.state}};
+  if (critic_) cursor["critic_updates"] = critic_->updates();
   if (is_first_rank()) cursor["ledger"] = ledger_ ? ledger_->commit() : 0;
   return cursor;
 }
@@ -209,6 +219,7 @@ void Steps::seek(const nlohmann::json& cursor) {
         "the checkpoint was written before runs had a ledger: continue it with the version of "
         "heddle that wrote it");
   }
+  if (critic_) critic_->restored(cursor.at("critic_updates").get<std::int64_t>());
   batch_.state = cursor.at("generation");
   if (is_first_rank()) {
     log_.keep_up_to(done_);
@@ -239,12 +250,21 @@ void Steps::require_published_weights() {
       ledger_file(config_).string(), expected, state.version, found);
 }
 
+bool Steps::trains(std::int64_t step) const {
+  return !critic_ || step >= config_.rl.critic.warmup_steps;
+}
+
+std::vector<ckpt::TensorPart> Steps::state(bool with_copies) const {
+  return critic_ ? critic_->state(with_copies) : std::vector<ckpt::TensorPart>();
+}
+
 void Steps::on_updated(train::StepInfo& info) {
   const config::RlReference& reference = config_.rl.reference;
   report_groups(batch_, source_->version(), info);
   report_generation(batch_, config_.rl.is_disaggregated(), info);
   report_policy(policy_.take_statistics(),
                 reference.kl_coef > 0 && reference.kl_where == config::KlWhere::kLoss, info);
+  if (critic_) critic_->report(info);
   const std::int64_t every = config_.rl.groups_every;
   const bool is_due = every > 0 && (done_ == 1 || done_ % every == 0);
   if (is_due && is_first_rank()) {

@@ -5,6 +5,7 @@
 
 #include "assembly/model_on_ranks.h"
 #include "objective/policy.h"
+#include "rl/critic.h"
 #include "rl/experience.h"
 #include "rl/group_log.h"
 #include "rl/group_source.h"
@@ -25,6 +26,8 @@ class Steps : public train::StepSource {
   std::optional<data::Step> next() override;
   nlohmann::json cursor() const override;
   void seek(const nlohmann::json& cursor) override;
+  bool trains(std::int64_t step) const override;
+  std::vector<ckpt::TensorPart> state(bool with_copies) const override;
   void on_updated(train::StepInfo& info) override;
   bool has_evaluation() const override { return held_out_.size() > 0; }
   /// Greedy completions of data.eval; the loss is the negative mean reward.
@@ -48,8 +51,10 @@ class Steps : public train::StepSource {
   std::unique_ptr<Ledger> ledger_;  ///< On rank 0.
   /// A frozen copy of the model as the run began; null where adapters leave the base model so.
   std::unique_ptr<assembly::ModelOnRanks> reference_;
-  std::int64_t done_ = 0;  ///< Steps given.
-  Batch batch_;            ///< For the step under way.
+  std::unique_ptr<Critic> critic_;  ///< Null but with advantage gae.
+  std::int64_t done_ = 0;           ///< Steps given.
+  std::int64_t expert_width_ = 0;   ///< See Experience.
+  Batch batch_;                     ///< For the step under way.
 };
 
 /// The subject of `heddle rl`.

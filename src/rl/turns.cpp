@@ -27,6 +27,13 @@ void add_turn(Trajectory& trajectory, rollout::Completion turn, bool is_own_dist
          std::move(is_own_distribution ? turn.logprobs : turn.sampled_logprobs));
   append(trajectory.versions, std::move(turn.weights_versions));
   append(trajectory.supports, std::move(turn.supports));
+  // The turn has read all that stood before it once more; what was read first stays.
+  if (turn.experts.size() > trajectory.experts.size()) {
+    trajectory.experts.insert(
+        trajectory.experts.end(),
+        turn.experts.begin() + static_cast<std::ptrdiff_t>(trajectory.experts.size()),
+        turn.experts.end());
+  }
   if (!trajectory.sampled.empty()) trajectory.sampled.resize(trajectory.tokens.size(), 1);
   trajectory.text = std::move(turn.text);
   trajectory.is_truncated = turn.finish_reason == rollout::FinishReason::kLength;

@@ -15,6 +15,7 @@
 #include "base/errors.h"
 #include "ops/autograd.h"
 #include "ops/collectives.h"
+#include "rollout/experts.h"
 
 namespace heddle::rollout {
 
@@ -123,6 +124,7 @@ void Engine::check(const Request& request) const {
 RequestId Engine::submit(Request request) {
   check(request);
   const RequestId first = next_id_;
+  if (expert_width(placed_.model->config()) == 0) request.return_experts = false;
   const auto shared = std::make_shared<const Request>(std::move(request));
   for (std::int64_t i = 0; i < shared->samples; ++i) {
     auto sequence = std::make_unique<Sequence>(
@@ -145,6 +147,7 @@ Progress Engine::end(const Sequence& sequence, Progress progress, FinishReason r
   progress.text += rest;
   ended->completion.text += rest;
   ended->completion.finish_reason = reason;
+  ended->completion.experts = std::move(ended->experts);
   progress.completion = std::move(ended->completion);
   return progress;
 }
@@ -230,6 +233,7 @@ Completion Engine::abort(RequestId id) {
   Completion completion = std::move(sequence->completion);
   completion.text += sequence->text.finish();
   completion.finish_reason = FinishReason::kAborted;
+  completion.experts = std::move(sequence->experts);
   return completion;
 }
 

@@ -4,9 +4,12 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 #include <utility>
 
+#include "base/errors.h"
 #include "rollout/engine.h"
+#include "rollout/experts.h"
 
 namespace heddle::rollout {
 namespace {
@@ -21,6 +24,8 @@ Draw draw_of(const Sequence& sequence) {
   draw.options.seed = sequence.seed;
   return draw;
 }
+
+bool tells_experts(const Part& part) { return part.sequence->request->return_experts; }
 
 }  // namespace
 
@@ -67,7 +72,38 @@ at::Tensor Engine::run(const std::vector<Part>& parts) {
   nn::Pass pass =
       model.cached_pass(ops::Sequences::from_host(boundaries, device), std::move(cached));
   if (adapters.size() > 1 || adapters[0].set != nullptr) pass.adapters = std::move(adapters);
-  return placed_.pipeline->evaluate(model, at::tensor(tokens, at::kLong).to(device), pass);
+  const bool wants_experts = std::ranges::any_of(parts, &tells_experts);
+  std::vector<at::Tensor> experts;
+  const at::Tensor hidden = placed_.pipeline->evaluate(
+      model, at::tensor(tokens, at::kLong).to(device), pass, wants_experts ? &experts : nullptr);
+  if (wants_experts) keep_experts(parts, experts);
+  return hidden;
+}
+
+void Engine::keep_experts(const std::vector<Part>& parts, const std::vector<at::Tensor>& experts) {
+  std::vector<std::int64_t> rows(static_cast<std::size_t>(pool_.size().ranks));
+  for (const Part& part : parts)
+    rows[static_cast<std::size_t>(part.sequence->held.rank)] += part.count;
+  const at::Tensor table = expert_table(placed_, experts, rows);
+  const std::int64_t width = table.size(1);
+  const auto* const numbers = table.const_data_ptr<float>();
+  for (const Part& part : parts) {
+    Sequence& sequence = *part.sequence;
+    if (!tells_experts(part)) continue;
+    const auto known = static_cast<std::int64_t>(sequence.experts.size()) / width,
+               before = sequence.held.tokens;
+    if (known < before) {
+      throw InternalError(fmt::format("request {}: experts of {} tokens are known, of {} expected",
+                                      sequence.id, known, before));
+    }
+    const auto rank = rows.begin() + sequence.held.rank;
+    const std::int64_t first =
+        std::accumulate(rows.begin(), rank, std::int64_t{0}) + part.first_row - before;
+    for (std::int64_t t = known; t < before + part.count; ++t) {
+      const float* const chosen = numbers + (first + t) * width;
+      sequence.experts.insert(sequence.experts.end(), chosen, chosen + width);
+    }
+  }
 }
 
 at::Tensor Engine::table_of(const TokenTable& shape, const at::Tensor& hidden,
@@ -170,6 +206,8 @@ void Engine::judge_prompts(const at::Tensor& hidden, const std::vector<Part>& pa
 
 bool Engine::can_replay(const std::vector<Part>& parts) const {
   if (!recorded_ || parts[0].sequence->is_prompt()) return false;
+  // A recorded step tells nothing but the tokens that were drawn.
+  if (std::ranges::any_of(parts, &tells_experts)) return false;
   const bool is_alone = placed_.context.mesh.world_size() == 1;
   AdapterTables::Sets sets;
   for (const Part& part : parts) sets.push_back(part.sequence->adapter->set);

@@ -28,23 +28,26 @@ const KeptStates::State* KeptStates::find(const std::vector<std::int32_t>& token
 }
 
 void KeptStates::keep(const std::vector<std::int32_t>& tokens,
-                      const std::shared_ptr<const Adapter>& adapter, const Holding& held) {
+                      const std::shared_ptr<const Adapter>& adapter, const Holding& held,
+                      const std::vector<std::uint16_t>& experts) {
   std::vector<std::int32_t> whole = held_of(tokens, held);
   for (const State& state : states_) {
     if (is_same(*state.adapter, *adapter) && state.tokens == whole && state.held.rank == held.rank)
       return;
   }
   if (whole.empty() || !make_room(held.rank)) return;
-  State state{std::move(whole), adapter, pool_.take_slot(held.rank), ++clock_};
+  State state{std::move(whole), adapter, pool_.take_slot(held.rank), ++clock_, experts};
   pool_.fork_into(held, {&state.held});
   states_.push_back(std::move(state));
 }
 
 void KeptStates::take_over(const std::vector<std::int32_t>& tokens,
-                           const std::shared_ptr<const Adapter>& adapter, Holding& held) {
+                           const std::shared_ptr<const Adapter>& adapter, Holding& held,
+                           std::vector<std::uint16_t> experts) {
   std::vector<std::int32_t> whole = held_of(tokens, held);
   if (whole.empty() || !make_room(held.rank)) return;
-  states_.push_back({std::move(whole), adapter, std::exchange(held, {}), ++clock_});
+  states_.push_back(
+      {std::move(whole), adapter, std::exchange(held, {}), ++clock_, std::move(experts)});
 }
 
 bool KeptStates::make_room(std::int64_t rank) {

@@ -18,7 +18,8 @@ class KeptStates {
     std::vector<std::int32_t> tokens;
     std::shared_ptr<const Adapter> adapter;
     Holding held;
-    std::int64_t used = 0;  ///< When it was found last.
+    std::int64_t used = 0;                    ///< When it was found last.
+    std::vector<std::uint16_t> experts = {};  ///< Of its tokens, see Sequence::experts.
   };
   /// At most `most` of each data rank. `pool` outlives it.
   KeptStates(CachePool& pool, std::int64_t most) : pool_(pool), most_(most) {}
@@ -27,10 +28,11 @@ class KeptStates {
   const State* find(const std::vector<std::int32_t>& tokens, const Adapter& adapter);
   /// A copy of a state that holds the first of these tokens.
   void keep(const std::vector<std::int32_t>& tokens, const std::shared_ptr<const Adapter>& adapter,
-            const Holding& held);
+            const Holding& held, const std::vector<std::uint16_t>& experts);
   /// Takes over the holding itself; leaves it empty.
   void take_over(const std::vector<std::int32_t>& tokens,
-                 const std::shared_ptr<const Adapter>& adapter, Holding& held);
+                 const std::shared_ptr<const Adapter>& adapter, Holding& held,
+                 std::vector<std::uint16_t> experts);
   /// Drops the one that was not used for the longest time, but not `spared`. False: there is none.
   bool drop_one(std::int64_t rank, const State* spared = nullptr);
   void drop_set(const nn::AdapterSet& set);

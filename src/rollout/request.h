@@ -33,6 +33,7 @@ struct Request {
   /// Tells the log-probabilities of the prompt, and so many alternatives of each token.
   std::optional<std::int64_t> prompt_logprobs = {};
   bool return_support = false;  ///< See SampledToken::support. Needs a top_k above 0.
+  bool return_experts = false;  ///< See Completion::experts.
   /// Null: the engine's adapter at the time it starts. For the base model, an Adapter without set.
   std::shared_ptr<const Adapter> adapter = {};
   /// Keeps the state after the prompt and at the end, for prompts that go on from there (the next
@@ -54,6 +55,10 @@ struct Completion {
   std::vector<double> sampled_logprobs;  ///< [output_ids], see SampledToken::sampled_logprob.
   std::vector<std::vector<TokenLogprob>> top_logprobs;  ///< [output_ids], if asked for.
   std::vector<std::vector<std::int32_t>> supports;      ///< [output_ids], if asked for.
+  /// If asked for, the experts that the routers chose for the tokens of prompt and output when each
+  /// was read first; none of the last one, which was not read. [tokens - 1][layers with
+  /// experts][k], end to end. Empty for a model without experts.
+  std::vector<std::uint16_t> experts;
   /// [prompt], of the first sample and if asked for; the first is NaN: nothing precedes it.
   std::vector<double> prompt_logprobs;
   std::vector<std::vector<TokenLogprob>> prompt_top_logprobs;  ///< [prompt], the first is empty.

@@ -53,8 +53,10 @@ Scheduler::Admission Scheduler::start(Sequence& sequence,
     return Admission::kStarted;
   }
   const auto tokens = static_cast<std::int64_t>(sequence.tokens.size());
-  const KeptStates::State* const kept =
+  const KeptStates::State* kept =
       sequence.wants_prompt_logprobs() ? nullptr : kept_.find(sequence.tokens, *adapter);
+  // One that was read for a request without experts does not say which these were.
+  if (kept != nullptr && sequence.request->return_experts && kept->experts.empty()) kept = nullptr;
   if (kept != nullptr) {
     const std::int64_t rank = kept->held.rank;
     if (!has_slot(rank)) return Admission::kLater;
@@ -62,6 +64,7 @@ Scheduler::Admission Scheduler::start(Sequence& sequence,
     sequence.held = pool_.take_slot(rank);
     pool_.fork_into(kept->held, {&sequence.held});
     if (sequence.output_size() == 0) sequence.completion.cached_tokens = kept->held.tokens;
+    sequence.take_experts(kept->experts);
   } else {
     const std::int64_t rank = emptiest_rank();
     if (rank < 0 || !has_pages(rank, tokens, nullptr)) return Admission::kNoRoom;
@@ -175,13 +178,14 @@ void Scheduler::share(const Sequence& leader) {
     followers.push_back(&sequence->held);
     sequence->follows = false;
     sequence->completion.cached_tokens = leader.held.tokens;
+    sequence->take_experts(leader.experts);
   }
   pool_.fork_into(leader.held, followers);
   const bool is_awaited = std::any_of(waiting_.begin(), waiting_.end(), [&](const auto& sequence) {
     return sequence->group == leader.group;
   });
   if (is_awaited || leader.request->keep_state)
-    kept_.keep(leader.tokens, leader.adapter, leader.held);
+    kept_.keep(leader.tokens, leader.adapter, leader.held, leader.experts);
 }
 
 std::unique_ptr<Sequence> Scheduler::finish(const Sequence& sequence) {
@@ -189,7 +193,8 @@ std::unique_ptr<Sequence> Scheduler::finish(const Sequence& sequence) {
                                [&](const auto& other) { return other.get() == &sequence; });
   std::unique_ptr<Sequence> ended = std::move(*it);
   running_.erase(it);
-  if (ended->request->keep_state) kept_.take_over(ended->tokens, ended->adapter, ended->held);
+  if (ended->request->keep_state)
+    kept_.take_over(ended->tokens, ended->adapter, ended->held, ended->experts);
   pool_.release(ended->held);
   return ended;
 }

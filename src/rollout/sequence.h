@@ -26,6 +26,10 @@ struct Sequence {
   Completion completion = {};
   std::shared_ptr<const Adapter> adapter = {};  ///< Null: it has not started.
   Holding held = {};                            ///< Nothing while it waits.
+  /// If asked for, the experts of the tokens that were read, as Completion::experts. What is read
+  /// again, after an interruption or an update, keeps those that the first reading chose: the
+  /// log-probability of the token after it came from these.
+  std::vector<std::uint16_t> experts = {};
   std::int64_t last_pass = 0;
   bool follows = false;  ///< Waits in its slot for the prompt that its group's leader reads.
 
@@ -43,6 +47,12 @@ struct Sequence {
   std::int64_t shared_tokens() const {
     const bool is_shared = request->samples > 1 || request->keep_state;
     return is_shared && draws() && output_size() == 0 ? prompt_size() - 1 : 0;
+  }
+  /// Those of the first tokens, which another sequence read; its own stay.
+  void take_experts(const std::vector<std::uint16_t>& others) {
+    if (!request->return_experts || others.size() <= experts.size()) return;
+    experts.insert(experts.end(), others.begin() + static_cast<std::ptrdiff_t>(experts.size()),
+                   others.end());
   }
   bool wants_prompt_logprobs() const {
     return request->prompt_logprobs && id == group &&

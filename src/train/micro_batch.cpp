@@ -117,13 +117,19 @@ class StepRun {
       hidden = pipeline_.receive_hidden(stage, m, hidden_sizes(current), hidden_options());
     }
     parallel::BlockRunner::Tape& tape = current.tapes[chunk];
-    if (options_.router != nullptr)
-      tape.experts = options_.router->choices(stage.first_layer, stage.runner.size(),
-                                              own_tokens(current.batch.host));
+    const data::Batch& host = current.batch.host;
+    if (host.experts.defined()) {
+      tape.experts =
+          experts_of_batch(host, own_rows(host), real_rows(host), model_.config(),
+                           stage.first_layer, stage.runner.size(), model_.context().device);
+    } else if (options_.router != nullptr) {
+      tape.experts =
+          options_.router->choices(stage.first_layer, stage.runner.size(), own_tokens(host));
+    }
     hidden = stage.runner.forward(hidden, pass, wants_input_gradient, tape);
     if (options_.router != nullptr)
-      options_.router->add(stage.first_layer, tape.experts, own_tokens(current.batch.host));
-    add_losses(tape, current.batch.host, stage.first_layer);
+      options_.router->add(stage.first_layer, tape.experts, own_tokens(host));
+    add_losses(tape, host, stage.first_layer);
     if (balance_) balance_forward(stage, m, tape, balance_before);
     if (!stage.is_last) return pipeline_.send_hidden(stage, m, hidden);
     const HeadResult head = apply_head(m, hidden, current.batch);

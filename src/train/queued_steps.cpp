@@ -79,7 +79,8 @@ std::string obstacle(const config::RunConfig& config, const assembly::ModelOnRan
       return "the host counts the rows that other ranks' experts get";
     if (runs_reference(model.kernels(), ops::MoeExperts::kName))
       return "the reference kernel of the experts counts rows on the host";
-    if (!config.train.router_record.empty() || !config.train.router_replay.empty())
+    if (!config.train.router_record.empty() || !config.train.router_replay.empty() ||
+        config.rl.replays_experts())
       return "the choice of experts is recorded or replayed by the host";
   }
   if (config.train.offload_activations) return "inputs of blocks are offloaded";

@@ -148,4 +148,32 @@ void RouterReplay::end_step() {
                       tensors);
 }
 
+std::vector<at::Tensor> experts_of_batch(const data::Batch& batch, ops::Rows rows,
+                                         std::int64_t real, const models::Config& model,
+                                         std::int64_t first_layer, std::size_t layers,
+                                         c10::Device device) {
+  const std::vector<bool> sparse = model.sparse_layers();
+  const std::int64_t k = model.moe()->num_experts_per_tok;
+  const auto first = sparse.begin() + first_layer;
+  const auto count = [](auto begin, auto end) { return std::count(begin, end, true); };
+  const std::int64_t before = count(sparse.begin(), first),
+                     here = count(first, first + static_cast<std::ptrdiff_t>(layers));
+  std::vector<at::Tensor> result(layers);
+  if (here == 0) return result;
+  at::Tensor table = batch.experts.narrow(1, rows.first, rows.count)
+                         .narrow(0, before * k, here * k)
+                         .to(at::kLong)
+                         .reshape({here, k, rows.count})
+                         .transpose(1, 2)
+                         .clone();  // [layers, n, k]
+  // Rows of no sequence go to the first experts: their values are read nowhere.
+  table.narrow(1, real, rows.count - real).copy_(at::arange(k, at::kLong));
+  table = device::upload(table.contiguous(), device);
+  std::int64_t next = 0;
+  for (std::size_t i = 0; i < layers; ++i) {
+    if (first[static_cast<std::ptrdiff_t>(i)]) result[i] = table.select(0, next++);
+  }
+  return result;
+}
+
 }  // namespace heddle::train

@@ -11,7 +11,9 @@
 #include "ckpt/tensor_io.h"
 #include "comm/group.h"
 #include "config/run_config.h"
+#include "data/batch.h"
 #include "models/config.h"
+#include "ops/collectives.h"
 
 namespace heddle::train {
 
@@ -67,5 +69,13 @@ class RouterReplay {
   std::vector<Choices> replayed_;               ///< By layer, tokens in rising order
   std::vector<std::vector<Choices>> recorded_;  ///< By layer and micro-batch
 };
+
+/// By layer from `first_layer` on, the experts [n,k] that a batch on the host names (see
+/// data::Batch::experts) for these rows, of which those after the first `real` belong to no
+/// sequence; undefined in layers without.
+std::vector<at::Tensor> experts_of_batch(const data::Batch& batch, ops::Rows rows,
+                                         std::int64_t real, const models::Config& model,
+                                         std::int64_t first_layer, std::size_t layers,
+                                         c10::Device device);
 
 }  // namespace heddle::train

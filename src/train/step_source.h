@@ -4,9 +4,11 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <nlohmann/json.hpp>
 
+#include "ckpt/training_checkpoint.h"
 #include "config/run_config.h"
 #include "data/loader/loader.h"
 #include "objective/objective.h"
@@ -32,6 +34,11 @@ class StepSource {
   virtual nlohmann::json cursor() const = 0;
   /// Continues from a cursor. Throws DataError where it does not fit.
   virtual void seek(const nlohmann::json& cursor) = 0;
+  /// Whether step `step`, from 0, trains the model: if not its learning rate is 0.
+  virtual bool trains(std::int64_t step) const { return true; }
+  /// This rank's tensors, as live ones, that a checkpoint keeps besides the model's, see
+  /// Optimizer::state; they are filled before seek().
+  virtual std::vector<ckpt::TensorPart> state(bool with_copies) const { return {}; }
   /// The weights are those after a step: adds what the source knows of it.
   virtual void on_updated(StepInfo& info) {}
 

@@ -120,6 +120,7 @@ Trainer::Divisors Trainer::divisors_of(const data::Step& step) const {
 }
 
 double Trainer::learning_rate_of(const data::Step& step) const {
+  if (!steps_.trains(step.step)) return 0;
   return learning_rate(paced_.optim, step.step, steps_.info().total_steps);
 }
 

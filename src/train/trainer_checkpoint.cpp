@@ -1,4 +1,7 @@
 // Saves a run and continues it.
+#include <algorithm>
+#include <iterator>
+
 #include "base/errors.h"
 #include "base/log.h"
 #include "ckpt/shared_verification.h"
@@ -81,6 +84,8 @@ void Trainer::restore(const ckpt::Path& path) {
   }
   for (const ckpt::TensorPart& part : learner_.optimizer().state(/*with_copies=*/true))
     checkpoint.copy_box(part.name, part.offset, part.tensor);
+  for (const ckpt::TensorPart& part : steps_.state(/*with_copies=*/true))
+    checkpoint.copy_box(part.name, part.offset, part.tensor);
   restore_kept(checkpoint);
   if (setup_.placed.sharding) setup_.placed.sharding->publish(/*with_frozen=*/true);
   learner_.optimizer().set_steps(saved.optimizer_steps);
@@ -102,6 +107,8 @@ std::vector<ckpt::TensorPart> Trainer::state(bool with_copies) const {
                        std::move(box.global.offset), parameter->global_shape()});
     }
   }
+  std::vector<ckpt::TensorPart> of_source = steps_.state(with_copies);
+  std::ranges::move(of_source, std::back_inserter(parts));
   return parts;
 }
 

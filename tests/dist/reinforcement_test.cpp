@@ -119,6 +119,102 @@ TEST_F(ReinforcementTest, StalenessIsBoundedInEveryLayout) {
   }
 }
 
+TEST_F(ReinforcementTest, ExpertsOfGenerationAreTrainedInEveryLayout) {
+  // With updates in between the router chooses others than those that drew a token.
+  const auto run = [&](const std::string& name, int ranks, Words more) {
+    Words settings = {"model.dtype=float64",
+                      "rl.mode=async",
+                      "rl.max_staleness=2",
+                      "rl.update_mode=keep",
+                      "optim.lr=3e-2",
+                      "rollout.max_sequences=5",
+                      "rollout.max_new_tokens=12",
+                      "model.path=" + (runs_.directory() / "moe").string()};
+    settings.insert(settings.end(), more.begin(), more.end());
+    EXPECT_EQ(train(name, ranks, settings), 0) << runs_.printed(name);
+    return metrics(name);
+  };
+  const auto stale = run("r3", 0, {}), own = run("own", 0, {"rl.router_replay=off"});
+  ASSERT_EQ(stale.size(), 5u);
+  ASSERT_EQ(own.size(), 5u);
+  double differs = 0;
+  for (std::size_t i = 0; i < stale.size(); ++i) {
+    differs = std::max(differs, std::abs(stale[i].at("mismatch_abs_mean").get<double>() -
+                                         own[i].at("mismatch_abs_mean").get<double>()));
+  }
+  EXPECT_GT(differs, 1e-3);
+  // Two data ranks finish completions in another order than one, so that others are stale. In mode
+  // sync none is.
+  const Words in_turn = {"rl.mode=sync", "rl.router_replay=r3"};
+  const auto sync = run("in-turn", 0, in_turn);
+  const struct {
+    const char* name;
+    Words settings;
+    bool is_sync;
+  } layouts[] = {{"experts", {"parallel.fsdp=2", "parallel.ep=2", in_turn[0], in_turn[1]}, true},
+                 {"tensors", {"parallel.tp=2"}, false},
+                 {"stages", {"parallel.pp=2", "train.recompute=full"}, false}};
+  for (const auto& [name, settings, is_sync] : layouts) {
+    const auto& one = is_sync ? sync : stale;
+    const auto found = run(name, 2, settings);
+    ASSERT_EQ(found.size(), one.size()) << name;
+    for (std::size_t i = 0; i < one.size(); ++i) {
+      for (const char* figure : {"loss", "grad_norm", "mismatch_abs_mean"}) {
+        const double expected = one[i].at(figure);
+        EXPECT_NEAR(found[i].at(figure).get<double>(), expected, 1e-8 * (1 + std::abs(expected)))
+            << name << " " << i << " " << figure;
+      }
+    }
+  }
+}
+
+TEST_F(ReinforcementTest, CriticIsTheSameInEveryLayout) {
+  const auto run = [&](const std::string& name, int ranks, Words more) {
+    Words settings = {"model.dtype=float64",      "rl.algorithm.advantage=gae",
+                      "rl.critic.lr=1e-2",        "rl.algorithm.lambda=0.9",
+                      "rl.critic.warmup_steps=1", "optim.schedule=constant"};
+    settings.insert(settings.end(), more.begin(), more.end());
+    EXPECT_EQ(train(name, ranks, settings), 0) << runs_.printed(name);
+    return metrics(name);
+  };
+  const Words lora = {"train.method=lora", "adapter.rank=4"};
+  const struct {
+    const char* name;
+    int ranks;
+    Words settings;
+    bool is_lora;
+  } layouts[] = {{"sharded", 2, {"parallel.fsdp=2"}, false},
+                 {"tensors", 2, {"parallel.tp=2"}, false},
+                 {"stages", 2, {"parallel.pp=2", "train.recompute=full"}, false},
+                 {"apart", 2, {"rl.rollout_ranks=1"}, false},
+                 {"adapted", 2, {"parallel.fsdp=2", "train.method=lora", "adapter.rank=4"}, true}};
+  const auto full = run("one", 0, {}), adapted = run("one-adapted", 0, lora);
+  ASSERT_EQ(full.size(), 5u);
+  EXPECT_EQ(full[0].at("lr"), 0);
+  for (const auto& [name, ranks, settings, is_lora] : layouts) {
+    const auto& one = is_lora ? adapted : full;
+    const auto found = run(name, ranks, settings);
+    ASSERT_EQ(found.size(), one.size()) << name;
+    for (std::size_t i = 0; i < one.size(); ++i) {
+      for (const char* figure :
+           {"loss", "grad_norm", "value_loss", "explained_variance", "critic_grad_norm"}) {
+        const double expected = one[i].at(figure);
+        EXPECT_NEAR(found[i].at(figure).get<double>(), expected, 1e-8 * (1 + std::abs(expected)))
+            << name << " " << i << " " << figure;
+      }
+    }
+  }
+  // Another layout goes on from what this one saved.
+  const Words half = {"train.max_steps=3"};
+  run("parts", 0, half);
+  run("parts", 2, {"parallel.fsdp=2"});
+  const auto parts = metrics("parts");
+  ASSERT_EQ(parts.size(), 5u);
+  EXPECT_NEAR(parts[4].at("value_loss").get<double>(), full[4].at("value_loss").get<double>(),
+              1e-8);
+  EXPECT_NEAR(parts[4].at("loss").get<double>(), full[4].at("loss").get<double>(), 1e-8);
+}
+
 TEST_F(ReinforcementTest, WrongNumbersOfRanksAreRefused) {
   EXPECT_EQ(train("alone", 0, {"rl.rollout_ranks=1"}), 2);
   EXPECT_NE(runs_.printed("alone").find("heddle launch --nproc 2"), std::string::npos)

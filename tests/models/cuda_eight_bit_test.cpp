@@ -15,7 +15,6 @@
 #include "nn/linear.h"
 #include "nn/low_rank.h"
 #include "nn/pass.h"
-#include "ops/linear/place.h"
 #include "ops/moe/frozen_experts.h"
 #include "testing/message_of.h"
 
@@ -50,18 +49,15 @@ struct Layer {
     linear.weight().allocate(at::kBFloat16, kGpu);
     linear.weight().data().normal_();
   }
-  /// The backward runs when the place is left.
   Products run(const std::string& kernel, const ops::LinearPlace& place) {
     ops::KernelPolicy policy;
     policy.named["linear"] = kernel;
     const ops::KernelTable kernels =
         ops::KernelTable::choose(ops::builtin_registry(), ops::target_of(kGpu), at::kBFloat16,
                                  {ops::OpRequest::of<ops::Linear>()}, policy);
-    at::Tensor input = x.clone().set_requires_grad(true), y;
-    {
-      const ops::AtLinearPlace at(place);
-      y = linear.forward(kernels, input);
-    }
+    linear.weight().linear_place() = place;
+    const at::Tensor input = x.clone().set_requires_grad(true);
+    const at::Tensor y = linear.forward(kernels, input);
     y.backward(dy);
     return {y.detach(), input.grad()};
   }

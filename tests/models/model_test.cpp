@@ -181,6 +181,44 @@ TEST(Model, RouterReplayTakesTheRecordedExperts) {
   EXPECT_FALSE(at::equal(hidden, free_hidden));
 }
 
+TEST(Model, BatchesNameTheExpertsOfTheirTokens) {
+  const auto model = testing::tiny_model(at::kDouble, /*moe=*/true);
+  data::Batch batch = testing::batch_of({{1, 13}, {2, 6}});
+  const auto gradients = [&] { return testing::differentiate(*model, {batch}, Recompute::kFull); };
+  const double own = gradients().loss;
+  // Four layers, two of four experts each, none of them chosen by a router.
+  batch.experts = at::empty({8, batch.size()}, at::kShort);
+  for (std::int64_t t = 0; t < batch.size(); ++t) {
+    for (std::int64_t layer = 0; layer < 4; ++layer) {
+      batch.experts[2 * layer][t] = (t + layer) % 4;
+      batch.experts[2 * layer + 1][t] = (t + layer + 1 + t % 3) % 4;
+    }
+  }
+  const testing::Gradients given = gradients();
+  EXPECT_GT(std::abs(given.loss - own), 1e-4);
+  // The choice being given, the loss is smooth in everything, the router's weights too.
+  model->visit_parameters([&](nn::Parameter& parameter) {
+    const bool is_probed = parameter.name().ends_with("layers.1.mlp.gate.weight") ||
+                           parameter.name().ends_with("layers.0.mlp.experts.gate_up_proj") ||
+                           parameter.name().ends_with("layers.2.input_layernorm.weight");
+    if (!is_probed) return;
+    at::Tensor values = parameter.data().view(-1);
+    const at::Tensor gradient = given.by_name.at(parameter.name()).view(-1);
+    for (const std::int64_t place : {std::int64_t{0}, values.numel() / 3, values.numel() - 1}) {
+      constexpr double kStep = 1e-5;
+      const double before = values[place].item<double>();
+      const auto loss_at = [&](double value) {
+        values[place].fill_(value);
+        return gradients().loss;
+      };
+      const double slope = (loss_at(before + kStep) - loss_at(before - kStep)) / (2 * kStep);
+      values[place].fill_(before);
+      EXPECT_NEAR(gradient[place].item<double>(), slope, 1e-7 * (1 + std::abs(slope)))
+          << parameter.name() << " " << place;
+    }
+  });
+}
+
 TEST(Model, RecomputationTakesTheExpertsOfTheForward) {
   // Between forward and backward the router turns: only what the forward chose may be trained.
   const auto model = testing::tiny_model(at::kDouble, /*moe=*/true);

@@ -3,32 +3,29 @@
 #include <ATen/ops/ones.h>
 #include <gtest/gtest.h>
 
-#include <thread>
-
 #include "nn/linear.h"
 #include "nn/low_rank.h"
 #include "ops/linear/kernels.h"
-#include "ops/linear/place.h"
 
 namespace heddle::nn {
 namespace {
 
-using ops::AtLinearPlace, ops::LinearPlace;
+using ops::LinearPlace;
 
 std::vector<std::int64_t> seen;  // a product's block, or that of a router less 100
 
-void see() {
-  const LinearPlace& place = ops::linear_place();
+void see(const ops::Products& terms) {
+  const LinearPlace& place = terms.at(0).place;
   seen.push_back(place.block - (place.is_router ? 100 : 0));
 }
 
 ops::Tensors forward(const std::vector<ops::Products>& sums) {
-  see();
+  see(sums.at(0));
   return ops::linear_reference::forward(sums);
 }
 
 at::Tensor backward(const ops::Products& terms) {
-  see();
+  see(terms);
   return ops::linear_reference::backward(terms);
 }
 
@@ -47,23 +44,7 @@ ops::KernelTable watching_table() {
                                   {ops::OpRequest::of<ops::Linear>()});
 }
 
-TEST(LinearPlace, IsThatOfTheInnermostScopeOnItsThread) {
-  EXPECT_EQ(ops::linear_place().block, LinearPlace::kOutside);
-  {
-    const AtLinearPlace at({.block = 3});
-    {
-      const AtLinearPlace inner({.block = 3, .is_router = true});
-      EXPECT_TRUE(ops::linear_place().is_router);
-    }
-    EXPECT_FALSE(ops::linear_place().is_router);
-    EXPECT_EQ(ops::linear_place().block, 3);
-    std::jthread([] { EXPECT_EQ(ops::linear_place().block, LinearPlace::kOutside); });
-  }
-  EXPECT_EQ(ops::linear_place().block, LinearPlace::kOutside);
-}
-
-// The gradients come when the layers have long been left, those of the second layer first.
-TEST(LinearPlace, IsThatOfTheForwardInTheBackwardToo) {
+TEST(LinearPlace, ComesWithTheWeightForwardAndBackward) {
   const ops::KernelTable kernels = watching_table();
   Linear first("first", 4, 4), second("second", 4, 4);
   for (Linear* layer : {&first, &second}) {
@@ -78,7 +59,7 @@ TEST(LinearPlace, IsThatOfTheForwardInTheBackwardToo) {
   const at::Tensor x = at::ones({3, 4}).set_requires_grad(true);
   const auto layer = [&](Linear& linear, const at::Tensor& input, const LinearPlace& place,
                          bool is_changed) {
-    const AtLinearPlace at(place);
+    linear.weight().linear_place() = place;
     if (!is_changed) return linear.forward(kernels, input);
     return changed_linears(kernels, input,
                            std::vector{ChangedLinear{&change, &linear.weight(), {}}})[0];
@@ -87,8 +68,8 @@ TEST(LinearPlace, IsThatOfTheForwardInTheBackwardToo) {
     seen.clear();
     const at::Tensor hidden = layer(first, x, {.block = 2}, is_changed);
     layer(second, hidden, {.block = 5, .is_router = true}, is_changed).sum().backward();
-    // A change's product with A comes first.
-    const std::vector<std::int64_t> changed = {2, 2, -95, -95, -95, 2}, plain = {2, -95, -95, 2};
+    // A change's product with A comes first: it is no layer's.
+    const std::vector<std::int64_t> changed = {-1, 2, -1, -95, -95, 2}, plain = {2, -95, -95, 2};
     EXPECT_EQ(seen, is_changed ? changed : plain);
   }
 }

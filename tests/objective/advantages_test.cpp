@@ -3,6 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <utility>
+
+#include "base/rng.h"
 
 namespace heddle::objective {
 namespace {
@@ -47,6 +50,44 @@ TEST(Advantages, ReturnsPassMaskedTokensOver) {
   const std::vector<float> mask = {1, 1, 0, 1, 1};
   expect_near(discounted_returns(rewards, mask, 0.5),
               {0.5 * (-0.5 + 0.5 * 0.5 * 2), -0.5 + 0.5 * 0.5 * 2, 0, 1, 2});
+}
+
+TEST(Advantages, GaeIsTheSumOfLaterDifferences) {
+  const CounterRng rng(7, "gae");
+  std::uint64_t drawn = 0;
+  const auto draw = [&] { return static_cast<double>(rng.below(drawn++, 2001)) / 1000 - 1; };
+  for (const std::size_t n : {1u, 2u, 9u, 40u}) {
+    for (const double masked : {0.0, 0.4, 1.0}) {
+      for (const auto& [gamma, lambda] :
+           {std::pair{1.0, 1.0}, {0.9, 0.95}, {1.0, 0.0}, {0.5, 1.0}}) {
+        Numbers rewards, values;
+        std::vector<float> mask;
+        for (std::size_t t = 0; t < n; ++t) {
+          rewards.push_back(draw());
+          values.push_back(draw());
+          mask.push_back(draw() * 0.5 + 0.5 < masked ? 0.F : 1.F);
+        }
+        // What the policy drew, without what lies between.
+        std::vector<std::size_t> own;
+        for (std::size_t t = 0; t < n; ++t)
+          if (mask[t] != 0) own.push_back(t);
+        Numbers advantages(n), returns(n);
+        for (std::size_t i = 0; i < own.size(); ++i) {
+          for (std::size_t l = 0; i + l < own.size(); ++l) {
+            const double next = i + l + 1 < own.size() ? values[own[i + l + 1]] : 0;
+            advantages[own[i]] += std::pow(gamma * lambda, static_cast<double>(l)) *
+                                  (rewards[own[i + l]] + gamma * next - values[own[i + l]]);
+          }
+          returns[own[i]] = advantages[own[i]] + values[own[i]];
+        }
+        const TokenEstimates found = gae(rewards, values, mask, gamma, lambda);
+        expect_near(found.advantages, advantages);
+        expect_near(found.returns, returns);
+        // With lambda 1 the critic's values cancel out of the returns.
+        if (lambda == 1) expect_near(found.returns, discounted_returns(rewards, mask, gamma));
+      }
+    }
+  }
 }
 
 TEST(Advantages, WhiteningCountsEveryValueAsOftenAsItStands) {

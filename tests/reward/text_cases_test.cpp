@@ -99,6 +99,17 @@ TEST(RegexVerifier, SearchesOrMatchesWhole) {
   expect_all("regex", R"j({"pattern": "(x+x+)+y"})j", {{std::string(60000, 'x'), "null", 0}});
 }
 
+// No reader of data makes such a truth; whoever links the library may.
+TEST(JsonVerifier, TakesATruthThatIsNotUtf8) {
+  const auto verifier = make_verifier("json", Json::object(), "test");
+  for (const std::string truth : {"\xFF", "{\"\xFF\": [1, 2]}", "\xC3", "a\xED\xA0\x80"}) {
+    Sample sample;
+    sample.completion = "{\"a\": [1, 2]}";
+    sample.truth = truth;
+    EXPECT_EQ(verifier->judge(sample).reward, 0);
+  }
+}
+
 TEST(JsonVerifier, ReadsWholeTextOrFence) {
   expect_all("json", "{}",
              {

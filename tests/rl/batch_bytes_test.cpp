@@ -14,6 +14,7 @@ TEST(BatchBytesTest, ComesBackAsItWas) {
                                               .logprobs = {-0.1, -1e-30, -17.25},
                                               .versions = {4, 4, 5},
                                               .supports = {{1, 9}, {2}, {7, 248319}},
+                                              .experts = {0, 255, 256, 511, 65535, 3},
                                               .sampled = {1, 0, 1},
                                               .turns = {{"a \xE2", "seen"}, {"", "b"}},
                                               .text = "half a character \xE2\x82",
@@ -38,6 +39,7 @@ TEST(BatchBytesTest, ComesBackAsItWas) {
   EXPECT_EQ(other.logprobs, one.logprobs);
   EXPECT_EQ(other.versions, one.versions);
   EXPECT_EQ(other.supports, one.supports);
+  EXPECT_EQ(other.experts, one.experts);
   EXPECT_EQ(other.sampled, one.sampled);
   EXPECT_EQ(other.turns, one.turns);
   EXPECT_EQ(other.text, one.text);

@@ -6,6 +6,8 @@
 #include <set>
 
 #include "config/config.h"
+#include "objective/advantages.h"
+#include "testing/message_of.h"
 #include "testing/paths.h"
 #include "testing/temporary_directory.h"
 
@@ -60,6 +62,51 @@ class ExperienceTest : public ::testing::Test {
   testing::TemporaryDirectory dir_;
   std::shared_ptr<const data::Tokenizer> tokenizer_;
 };
+
+TEST_F(ExperienceTest, ExpertsStandAtTheTokensThatChoseThem) {
+  const config::RunConfig run = config({"data.max_length=32", "train.micro_batch_tokens=32"});
+  const Prompts all = prompts(run);
+  std::vector<Group> batch = groups();
+  constexpr std::int64_t kWidth = 6;
+  const auto chosen = [](std::size_t row, std::int64_t token, std::int64_t entry) {
+    return static_cast<std::uint16_t>(100 * (static_cast<std::int64_t>(row) + 1) + 7 * token +
+                                      entry);
+  };
+  std::vector<std::int64_t> lengths;
+  for (std::size_t i = 0; i < 4; ++i) {
+    Trajectory& trajectory = batch[i / 2].trajectories[i % 2];
+    lengths.push_back(std::ssize(all.row(batch[i / 2].row).tokens) + std::ssize(trajectory.tokens));
+    for (std::int64_t t = 0; t + 1 < lengths[i]; ++t) {
+      for (std::int64_t e = 0; e < kWidth; ++e) trajectory.experts.push_back(chosen(i, t, e));
+    }
+  }
+  const data::Step step = Experience(run, all, batch, kWidth).step(0, 0, 1);
+  ASSERT_GT(step.micro_batches.size(), 1u);
+  std::size_t rows = 0;
+  for (const data::Batch& micro : step.micro_batches) {
+    ASSERT_EQ(micro.experts.sizes(), (std::vector{kWidth, micro.size()}));
+    for (std::size_t s = 0; s < micro.row_ids.size(); ++s, ++rows) {
+      const auto row = static_cast<std::size_t>(micro.row_ids[s]);
+      for (std::int64_t t = 0; t < lengths[row]; ++t) {
+        // The last token's are those of the one before.
+        const std::int64_t from = std::min(t, lengths[row] - 2);
+        for (std::int64_t e = 0; e < kWidth; ++e) {
+          EXPECT_EQ(micro.experts[e][micro.cu_seqlens_host[s] + t].item<std::int64_t>(),
+                    chosen(row, from, e));
+        }
+      }
+    }
+  }
+  EXPECT_EQ(rows, 4u);
+
+  EXPECT_FALSE(Experience(run, all, batch).step(0, 0, 1).micro_batches[0].experts.defined());
+  std::vector<std::uint16_t>& experts = batch[1].trajectories[1].experts;
+  experts.resize(experts.size() - kWidth);
+  EXPECT_NE(testing::message_of([&] {
+              Experience(run, all, batch, kWidth);
+            }).find("group 1, completion 1: experts of"),
+            std::string::npos);
+}
 
 TEST_F(ExperienceTest, ColumnsStandAtTheLabelsOfTheCompletion) {
   const config::RunConfig run = config();
@@ -200,6 +247,58 @@ TEST_F(ExperienceTest, KlInTheRewardLowersIt) {
   const std::size_t first = all.row(0).tokens.size() - 1;
   EXPECT_GT(rows[0].advantages[first], rows[0].advantages[first + 2]);
   EXPECT_TRUE(rows[0].reference.empty());
+}
+
+TEST_F(ExperienceTest, GaeComparesTokensWithTheCriticsValues) {
+  const config::RunConfig run = config({"rl.algorithm.advantage=gae", "rl.algorithm.gamma=0.9",
+                                        "rl.algorithm.lambda=0.8", "rl.overlong=mask"});
+  const Prompts all = prompts(run);
+  std::vector<Group> batch = groups();
+  // The second token of the last completion was told, not drawn.
+  batch[1].trajectories[1].sampled = {1, 0, 1, 1, 1};
+  Experience experience(run, all, batch);
+  std::vector<std::vector<double>> values;
+  for (const auto& tokens : experience.tokens()) {
+    std::vector<double>& row = values.emplace_back();
+    for (std::size_t t = 0; t < tokens.size(); ++t) row.push_back(0.1 * static_cast<double>(t));
+  }
+  experience.set_values(values);
+  const std::vector<objective::PolicyRow> policy = experience.policy_rows();
+  const std::vector<objective::ValueRow> critic = experience.value_rows();
+  std::vector<double> expected, found;
+  double mean_return = 0, mean_error = 0;
+  std::vector<double> returns, errors;
+  for (std::size_t i = 0; i < 4; ++i) {
+    const Trajectory& trajectory = batch[i / 2].trajectories[i % 2];
+    const std::size_t first = all.row(batch[i / 2].row).tokens.size() - 1;
+    double next_value = 0, next = 0;
+    for (std::size_t t = trajectory.tokens.size(); t-- > 0;) {
+      if (!trajectory.is_sampled(t)) continue;
+      const double reward = t + 1 == trajectory.tokens.size() ? trajectory.reward : 0,
+                   value = values[i][first + t];
+      next = reward + 0.9 * next_value - value + 0.9 * 0.8 * next;
+      next_value = value;
+      EXPECT_NEAR(critic[i].returns[first + t], next + value, 1e-12) << i << " " << t;
+      // The truncated completion is in no loss.
+      if (i == 1) continue;
+      expected.push_back(next);
+      found.push_back(policy[i].advantages[first + t]);
+      returns.push_back(next + value);
+      errors.push_back(next);
+    }
+    EXPECT_EQ(critic[i].old, values[i]);
+  }
+  objective::whiten(expected, std::vector<double>(expected.size(), 1));
+  for (std::size_t k = 0; k < expected.size(); ++k) EXPECT_NEAR(found[k], expected[k], 1e-9) << k;
+  const auto n = static_cast<double>(returns.size());
+  double variance = 0, left = 0;
+  for (std::size_t k = 0; k < returns.size(); ++k)
+    mean_return += returns[k] / n, mean_error += errors[k] / n;
+  for (std::size_t k = 0; k < returns.size(); ++k) {
+    variance += (returns[k] - mean_return) * (returns[k] - mean_return);
+    left += (errors[k] - mean_error) * (errors[k] - mean_error);
+  }
+  EXPECT_NEAR(experience.explained_variance(), 1 - left / variance, 1e-9);
 }
 
 TEST_F(ExperienceTest, PromptsNameTheRowThatIsWrong) {

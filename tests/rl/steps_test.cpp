@@ -1,6 +1,4 @@
 // Whole runs of `heddle rl` with a tiny model of random weights.
-#include "rl/steps.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -10,88 +8,10 @@
 #include "base/errors.h"
 #include "base/hash.h"
 #include "base/text.h"
-#include "train/trainer_fixture.h"
+#include "rl/rl_fixture.h"
 
 namespace heddle {
 namespace {
-
-using Words = std::vector<std::string>;
-
-class Reports : public train::Observer {
- public:
-  Reports(std::int64_t stop_after, std::atomic<bool>& stop)
-      : stop_after_(stop_after), stop_(stop) {}
-  void on_step(const train::StepInfo& info) override {
-    steps.push_back(info);
-    if (info.step == stop_after_) stop_ = true;
-  }
-  void on_evaluation(std::int64_t, const train::Evaluation& evaluation, bool) override {
-    evaluations.push_back(evaluation);
-  }
-  double mean(const char* name, std::size_t first, std::size_t count) const {
-    double sum = 0;
-    for (std::size_t i = first; i < first + count; ++i) sum += steps.at(i).metrics.at(name);
-    return sum / static_cast<double>(count);
-  }
-  std::vector<train::StepInfo> steps;
-  std::vector<train::Evaluation> evaluations;
-
- private:
-  std::int64_t stop_after_;
-  std::atomic<bool>& stop_;
-};
-
-class RlTest : public TrainerTest {
- protected:
-  void SetUp() override {
-    TrainerTest::SetUp();
-    std::ofstream rows(dir_ / "prompts.jsonl");
-    for (int i = 0; i < 24; ++i)
-      rows << nlohmann::json{{"prompt", "say " + std::to_string(i)}, {"answer", "k"}} << "\n";
-  }
-
-  /// Completions that contain a k are right: about a fifth of random ones.
-  config::RunConfig run(const std::string& name, Words more = {}) const {
-    Words all = {
-        "train.objective=policy",         "data.train=" + (dir_ / "prompts.jsonl").string(),
-        "train.micro_batch_tokens=256",   "train.max_steps=5",
-        "optim.warmup_steps=0",           "optim.schedule=constant",
-        "rl.groups_per_step=4",           "rl.samples_per_group=4",
-        "rl.reward.verifiers.contains=1", "rollout.max_new_tokens=6",
-        "rollout.max_sequences=16"};
-    all.insert(all.end(), more.begin(), more.end());
-    return config(name, all);
-  }
-  /// Twelve episodes of three turns, worth 0.25, 0.25 and 1.
-  config::RunConfig episodes(const std::string& name, Words more) const {
-    std::ofstream rows(dir_ / "episodes.jsonl");
-    for (int i = 0; i < 12; ++i)
-      rows << nlohmann::json{{"prompt", "say " + std::to_string(i)}, {"meta", {{"turns", 3}}}}
-           << "\n";
-    Words all = {
-        "train.objective=policy",
-        "data.train=" + (dir_ / "episodes.jsonl").string(),
-        "data.fields.meta=meta",
-        "data.max_length=64",
-        "model.dtype=float64",
-        "train.micro_batch_tokens=256",
-        "optim.warmup_steps=0",
-        "rl.groups_per_step=4",
-        "rl.samples_per_group=4",
-        "rollout.max_new_tokens=32",
-        "rollout.max_sequences=16",
-        "rl.reward.command=[" + testing::built_path("tests/reward/heddle_reward_worker") + "]"};
-    all.insert(all.end(), more.begin(), more.end());
-    return config(name, all);
-  }
-  static Reports train(const config::RunConfig& config, std::int64_t stop_after = 1000) {
-    std::atomic<bool> stop = false;
-    Reports reports(stop_after, stop);
-    train::Trainer trainer(config, reports, stop, nullptr, rl::subject);
-    trainer.run();
-    return reports;
-  }
-};
 
 TEST_F(RlTest, RewardClimbsAndNotWithShuffledRewards) {
   const Words settings = {"train.max_steps=60", "optim.lr=1e-2", "rl.groups_per_step=8"};

@@ -2,6 +2,7 @@
 
 #include "ops/autograd.h"
 #include "ops/linear/dropout.h"
+#include "ops/linear/place.h"
 #include "ops/registry.h"
 
 namespace heddle::ops {
@@ -9,6 +10,7 @@ namespace heddle::ops {
 /// One product of a sum of products.
 struct Product {
   at::Tensor a, b;
+  LinearPlace place = {};  ///< That of the layer whose weight is `b`.
 };
 using Products = std::vector<Product>;
 

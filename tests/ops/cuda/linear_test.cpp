@@ -21,7 +21,7 @@ KernelTable table(const std::string& name, c10::ScalarType dtype, const Target& 
 /// The products in fp64 on the CPU.
 Products exact(const Products& terms) {
   Products moved;
-  for (const auto& [a, b] : terms)
+  for (const auto& [a, b, place] : terms)
     moved.push_back({a.cpu().to(at::kDouble), b.cpu().to(at::kDouble)});
   return moved;
 }
@@ -209,7 +209,7 @@ TEST_F(GpuLinear, LowRankGradientsOfSmallShapes) {
 /// A sum in fp64: as it is, or as the kernel of 8-bit floats takes it, its wide terms in 8 bits.
 Products in_double(const Products& terms, bool in_8_bits, bool b_has_depth_first = false) {
   Products result;
-  for (const auto& [a, b] : terms) {
+  for (const auto& [a, b, place] : terms) {
     if (!in_8_bits || std::min(b.size(0), b.size(1)) < 512) {
       result.push_back({a.to(at::kDouble), b.to(at::kDouble)});
     } else {

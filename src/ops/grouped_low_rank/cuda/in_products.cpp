@@ -33,12 +33,11 @@ bool fits(const Linear::Functions& linear, const std::vector<Products>& sums,
   return terms <= cuda::kMostProductTerms;
 }
 
-/// One result for each sum; `place_of` a change: its sum. `factor_of` it: the matrix beside its
-/// low.
-template <class Place, class Factor>
+/// One result for each sum. `sum_of` names a change's, `factor_of` the matrix that its low meets.
+template <class Sum, class Factor>
 Tensors run(const std::vector<Products>& sums, const Columns& columns, bool b_has_depth_first,
             const at::Tensor& start, const at::Tensor& lows, const LowRankGroups& groups,
-            const Place& place_of, const Factor& factor_of) {
+            const Sum& sum_of, const Factor& factor_of) {
   const at::Tensor& first = sums[0][0].a;
   const cuda::OnDevice on(first);
   Tensors results;
@@ -52,7 +51,7 @@ Tensors run(const std::vector<Products>& sums, const Columns& columns, bool b_ha
       sum.start = start.const_data_ptr();
       sum.start_stride = start.stride(0);
     }
-    for (const auto& [a, b] : sums[i]) {
+    for (const auto& [a, b, place] : sums[i]) {
       TORCH_CHECK(a.size(0) == first.size(0) && a.size(1) == b.size(b_has_depth_first ? 0 : 1),
                   "a product of ", a.sizes(), " and ", b.sizes());
       sum.terms.push_back(
@@ -65,7 +64,7 @@ Tensors run(const std::vector<Products>& sums, const Columns& columns, bool b_ha
       [&](const LowRankRows& rows, const Change& change, const grouped_low_rank_cuda::Low& low) {
         if (rows.rows == 0) return;
         const at::Tensor& factor = factor_of(change);
-        work.at(place_of(change))
+        work.at(sum_of(change))
             .terms.push_back({low.data, low.stride, factor.const_data_ptr(), factor.stride(0),
                               change.a.size(0), rows.first, rows.rows});
       });

@@ -131,7 +131,7 @@ Tensors run_few_rows(const std::vector<Products>& sums, const at::Tensor& start,
   for (const Products& products : sums) {
     results.push_back(at::empty({first.size(0), products[0].b.size(0)}, first.options()));
     cuda::FewRowSum sum = sum_into(results.back(), start);
-    for (const auto& [a, b] : products) sum.terms[sum.term_count++] = term_of(a, b);
+    for (const auto& [a, b, place] : products) sum.terms[sum.term_count++] = term_of(a, b);
     if (!scales.empty()) sum.scale = static_cast<float>(scales[work.size()]);
     work.push_back(sum);
   }
@@ -160,11 +160,11 @@ Tensors run_some_rows(const std::vector<Products>& sums, const at::Tensor& start
     if (is_narrow(products)) {
       results.push_back(at::empty({first.size(0), products[0].b.size(0)}, first.options()));
       narrow.push_back(sum_into(results.back(), start));
-      for (const auto& [a, b] : products)
+      for (const auto& [a, b, place] : products)
         narrow.back().terms[narrow.back().term_count++] = term_of(a, b);
       continue;
     }
-    const auto& [a, b] = products[0];
+    const auto& [a, b, place] = products[0];
     results.push_back(start.defined() ? at::addmm(start, a, b.t()) : at::mm(a, b.t()));
     const at::Tensor& y = results.back();
     if (products.size() > 1) {

@@ -20,7 +20,6 @@
 #include "ops/linear/cuda/fp8_tensors.h"
 #include "ops/linear/cuda/product_sum_tensors.h"
 #include "ops/linear/kernels.h"
-#include "ops/linear/place.h"
 
 namespace heddle::ops::linear_fp8 {
 namespace {
@@ -38,7 +37,7 @@ bool is_narrow(std::int64_t out, std::int64_t in) {
 }
 
 bool fits(const Product& product) {
-  const auto& [a, b] = product;
+  const at::Tensor &a = product.a, &b = product.b;
   return a.scalar_type() == at::kBFloat16 && a.size(0) >= kFewestEightBitRows &&
          !is_narrow(b.size(0), b.size(1)) && cuda::has_rows_of_16_bytes(a) &&
          cuda::has_rows_of_16_bytes(b);
@@ -124,6 +123,9 @@ Tensors sums_of(const std::vector<Products>& sums, const at::Tensor& start, Conv
                               });
 }
 
+/// The first term is a weight's; further ones are changes of it or layers that share its input.
+bool is_of_a_router(const Products& terms) { return terms.at(0).place.is_router; }
+
 bool can_sum(const std::vector<Products>& sums) {
   std::vector<std::int64_t> columns;
   for (const Products& sum : sums) columns.push_back(sum[0].b.size(0));
@@ -132,7 +134,7 @@ bool can_sum(const std::vector<Products>& sums) {
 
 Tensors forward(const std::vector<Products>& sums) {
   Converted converted;
-  if (linear_place().is_router || !pays(sums, converted)) return linear_cuda::forward(sums);
+  if (is_of_a_router(sums[0]) || !pays(sums, converted)) return linear_cuda::forward(sums);
   Tensors results(sums.size());
   std::vector<Products> others;
   bool any_eight_bit = false;
@@ -163,9 +165,9 @@ at::Tensor forward_onto(const at::Tensor& x, const Products& terms) {
   return sums_of({terms}, x, converted)[0];
 }
 
-/// Whether this thread computes one of the first blocks.
-bool is_in_first_blocks() {
-  const std::int64_t block = linear_place().block;
+/// Whether the layers stand in one of the first blocks.
+bool is_in_first_blocks(const Products& terms) {
+  const std::int64_t block = terms.at(0).place.block;
   return block != LinearPlace::kOutside && block < kFirstBlocks;
 }
 
@@ -175,13 +177,13 @@ void drop_eight_bits(const Products& terms) {
 }
 
 Tensors forward_after_first_blocks(const std::vector<Products>& sums) {
-  if (linear_place().is_router || !is_in_first_blocks()) return forward(sums);
+  if (is_of_a_router(sums[0]) || !is_in_first_blocks(sums[0])) return forward(sums);
   for (const Products& terms : sums) drop_eight_bits(terms);
   return linear_cuda::forward(sums);
 }
 
 at::Tensor forward_onto_after_first_blocks(const at::Tensor& x, const Products& terms) {
-  if (!is_in_first_blocks()) return forward_onto(x, terms);
+  if (!is_in_first_blocks(terms)) return forward_onto(x, terms);
   drop_eight_bits(terms);
   return linear_cuda::forward_onto(x, terms);
 }
@@ -190,7 +192,7 @@ at::Tensor backward(const Products& terms) {
   Converted converted;
   const std::int64_t columns = terms[0].b.size(1);
   const bool is_one = terms.size() == 1;
-  if (linear_place().is_router || !pays({terms}, converted) ||
+  if (is_of_a_router(terms) || !pays({terms}, converted) ||
       (!is_one && !linear_cuda::can_sum({terms}, {columns})))
     return linear_cuda::backward(terms);
   if (is_one) return product_of(converted.input(terms[0].a), columns_of(terms[0].b));

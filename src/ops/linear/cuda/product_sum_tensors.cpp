@@ -41,7 +41,7 @@ Tensors sums_of(const std::vector<Products>& sums, const std::vector<std::int64_
       sum.start_stride = start.stride(0);
     }
     for (const Product& product : sums[i]) {
-      const auto& [a, b] = product;
+      const at::Tensor &a = product.a, &b = product.b;
       TORCH_CHECK(a.size(0) == first.size(0) && a.size(1) == b.size(b_has_depth_first ? 0 : 1),
                   "a product of ", a.sizes(), " and ", b.sizes());
       sum.terms.push_back(

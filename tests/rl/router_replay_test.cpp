@@ -1,0 +1,86 @@
+// Whole runs of `heddle rl` that train by the experts that generation chose.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "rl/rl_fixture.h"
+
+namespace heddle {
+namespace {
+
+class ReplayOfExperts : public RlTest {
+ protected:
+  void SetUp() override {
+    RlTest::SetUp();
+    make_model("moe", {{"model_type", "qwen3_5_moe_text"},
+                       {"num_experts", 6},
+                       {"num_experts_per_tok", 2},
+                       {"moe_intermediate_size", 24},
+                       {"shared_expert_intermediate_size", 16},
+                       // Random experts that differ: another choice is another distribution.
+                       {"initializer_range", 0.3}});
+  }
+  Words moe(Words more) const {
+    more.insert(more.begin(), {"model.path=" + (dir_ / "moe").string(), "model.dtype=float64"});
+    return more;
+  }
+};
+
+TEST_F(ReplayOfExperts, StandsAtTheTokensOfEveryTurn) {
+  // Both sides have the same weights: by experts of other tokens they would differ.
+  for (const char* method : {"full", "lora"}) {
+    const Reports reports = train(episodes(
+        std::string("turns-") + method,
+        moe({std::string("train.method=") + method, "adapter.rank=4", "rl.router_replay=r3",
+             "train.max_steps=2", "optim.lr=1e-2", "rollout.stop=[e, a]"})));
+    for (const train::StepInfo& step : reports.steps) {
+      EXPECT_NEAR(step.metrics.at("ratio_mean"), 1, 1e-7) << method;
+      EXPECT_NEAR(step.metrics.at("mismatch_abs_max"), 0, 1e-6) << method;
+    }
+  }
+}
+
+TEST_F(ReplayOfExperts, IsOnInModeAsyncAlone) {
+  // Weights that have moved on choose others than those that drew a token.
+  const auto mismatch = [&](const std::string& name, Words more) {
+    more.insert(more.begin(), {"rl.max_staleness=2", "rl.update_mode=keep", "optim.lr=3e-2",
+                               "rollout.max_sequences=5", "rollout.max_new_tokens=12"});
+    const Reports reports = train(run(name, moe(more)));
+    return reports.mean("mismatch_abs_mean", 0, reports.steps.size());
+  };
+  const double by_default = mismatch("default", {"rl.mode=async"});
+  EXPECT_EQ(by_default, mismatch("r3", {"rl.mode=async", "rl.router_replay=r3"}));
+  EXPECT_GT(std::abs(by_default - mismatch("off", {"rl.mode=async", "rl.router_replay=off"})),
+            1e-3);
+}
+
+TEST_F(ReplayOfExperts, IsTheSameForEveryCutIntoMicroBatches) {
+  const auto losses = [&](const char* tokens) {
+    std::vector<double> values;
+    for (const train::StepInfo& step :
+         train(run(std::string("micro-") + tokens,
+                   moe({"rl.mode=async", "rl.max_staleness=2", "rl.update_mode=keep",
+                        "optim.lr=1e-2", "train.max_steps=4", "rollout.max_sequences=5",
+                        std::string("train.micro_batch_tokens=") + tokens})))
+             .steps)
+      values.push_back(step.loss);
+    return values;
+  };
+  const std::vector<double> one = losses("1024"), many = losses("64");
+  ASSERT_EQ(one.size(), many.size());
+  for (std::size_t i = 0; i < one.size(); ++i) EXPECT_NEAR(one[i], many[i], 1e-9) << i;
+}
+
+TEST_F(ReplayOfExperts, NeedsExperts) {
+  EXPECT_THAT(testing::message_of([&] { train(run("dense", {"rl.router_replay=r3"})); }),
+              ::testing::HasSubstr(
+                  "rl.router_replay: r3 is for models with experts, and this one has none"));
+  EXPECT_THAT(testing::message_of([&] {
+                run("both", moe({"rl.router_replay=r3", "train.router_replay=other"}));
+              }),
+              ::testing::HasSubstr("rl.router_replay"));
+}
+
+}  // namespace
+}  // namespace heddle
