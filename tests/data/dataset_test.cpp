@@ -176,6 +176,20 @@ TEST_F(DatasetTest, NamesTheFirstBadLineOrSkipsAndCounts) {
   EXPECT_GT(Dataset::open(lenient, *tokenizer_)->report().bad_rows, 100);
 }
 
+TEST_F(DatasetTest, AHugeFileOfNoRowsIsNamedBeforeItIsHashed) {
+  // To hash a terabyte takes minutes, in which the suite would be ended.
+  for (const auto& [name, begin] :
+       {std::pair{"zeros.jsonl", ""}, std::pair{"begun.jsonl", R"({"text": ")"},
+        std::pair{"list.json", "["}, std::pair{"zeros.csv", ""}, std::pair{"zeros.txt", ""},
+        std::pair{"blank.jsonl", "\n\n\n"}}) {
+    files::write_atomically(folder_ / name, begin);
+    std::filesystem::resize_file(folder_ / name, std::uintmax_t{1} << 40);
+    DatasetOptions dataset = options({});
+    dataset.files = {{(folder_ / name).string(), 1}};
+    EXPECT_THAT(message_of([&] { Dataset::open(dataset, *tokenizer_); }), HasSubstr(name));
+  }
+}
+
 TEST_F(DatasetTest, ADataSetWithoutLossTokensIsAnError) {
   EXPECT_THAT(message_of([&] {
                 Dataset::open(options({R"({"input_ids": [1, 2], "labels": [1, -100]})"}),

@@ -1,3 +1,4 @@
+#include <chrono>
 #include <filesystem>
 
 #include <gmock/gmock.h>
@@ -294,6 +295,35 @@ TEST(Tinker, RunsThatTrainInStepStayInStep) {
   caller.wait(first);
   for (const json& promise : promises) caller.wait(promise);
   EXPECT_EQ(served.backend().calls, " pass of 1 pass of 3 step of 3 pass of 3");
+}
+
+TEST(Tinker, ARunThatCameLateSharesTheNextPass) {
+  const Directory folder;
+  tinker::ServiceOptions options = Served::quick();
+  options.runs.join_s = 5;  // no race with a slow machine
+  Served served(folder.path(), options, {});
+  ApiClient caller(served.port());
+  const std::string session = caller.session();
+  std::vector<std::string> runs;
+  for (int number = 0; number < 2; ++number) {
+    const json made = caller.create_model(session, number);
+    caller.wait(made);
+    runs.push_back(made.at("model_id"));
+  }
+  const json first = caller.post("forward_backward", ApiClient::work(runs[0], 1, {98}));
+  served.backend().long_work_began.acquire();
+  std::vector<json> promises = {
+      caller.post("forward_backward", ApiClient::work(runs[1], 1, {1, 2}))};
+  served.backend().long_work_may_end.release();
+  caller.wait(first);
+  promises.push_back(caller.post("forward_backward", ApiClient::work(runs[0], 2, {3, 4})));
+  for (const json& promise : promises) caller.wait(promise);
+  EXPECT_EQ(served.backend().calls, " pass of 1 pass of 2");
+  // One that has left is not awaited.
+  const auto start = std::chrono::steady_clock::now();
+  caller.post("unload_model", {{"model_id", runs[0]}});
+  caller.wait(caller.post("forward_backward", ApiClient::work(runs[1], 2, {5, 6})));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(3));
 }
 
 TEST(Tinker, AStepThatFailsLeavesThoseBesideItAlone) {

@@ -195,6 +195,14 @@ class FileTokenizer {
   DatasetReport report_;
 };
 
+/// Throws the error of the first record, if it has one: to hash a large file of no rows takes
+/// minutes.
+void require_first_record(const std::string& path, const DatasetOptions& options) {
+  if (options.bad_rows != BadRowPolicy::kError) return;
+  std::string record;
+  RecordReader::open(path, options.reader.max_line_bytes)->next(record);
+}
+
 /// The cached store, or null when there is none that is whole; says so when there is a damaged one.
 std::shared_ptr<const TokenStore> open_cached(const fs::path& path) {
   if (!fs::exists(path)) return nullptr;
@@ -269,6 +277,7 @@ std::shared_ptr<const Dataset> Dataset::open(const DatasetOptions& options,
   hash::Hasher whole_key;
   for (const DataFile& file : options.files) {
     if (file.weight == 0) continue;
+    require_first_record(file.path, options);
     hash::Hasher hasher;
     const std::string key = hasher.add(hash::of_file(file.path))
                                 .add(renderer.fingerprint())

@@ -49,7 +49,7 @@ void Runs::open(const std::string& run, const std::string& tenant, Operation fir
   made.next_seq = first_seq - 1;
   first.seq = made.next_seq;
   made.waiting.emplace(first.seq, std::move(first));
-  pump_soon();
+  join_after(runs_.size() > 1 ? options_.arrival_s : 0);
 }
 
 void Runs::check(const std::string& run, std::int64_t seq, std::size_t bytes) const {
@@ -77,10 +77,13 @@ void Runs::add(const std::string& run, Operation operation) {
   if (operation.seq < 0)
     operation.seq = entry.waiting.empty() ? entry.next_seq + (entry.is_running ? 1 : 0)
                                           : entry.waiting.rbegin()->first + 1;
-  if (entry.waiting.empty()) entry.blocked_since = Clock::now();
+  if (entry.waiting.empty()) {
+    entry.blocked_since = Clock::now();
+    if (!entry.is_running) entry.pause_s = seconds_since(entry.idle_since);
+  }
   entry.waiting_bytes += operation.bytes;
   entry.waiting.emplace(operation.seq, std::move(operation));
-  pump_soon();
+  join_after(runs_.size() > 1 ? options_.arrival_s : 0);
 }
 
 void Runs::fail_waiting(Run& run, const std::string& message) {

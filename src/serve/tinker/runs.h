@@ -46,7 +46,9 @@ struct Operation {
 /// The training runs whose adapters are in memory. A run's operations run in the order of their
 /// seq_ids, whatever order they come in; runs take turns by the tokens that their tenants had.
 /// forward_backwards of several runs share a pass, and their optimizer steps go before it together,
-/// so that runs that train in step stay in step. All calls are made on the loop's thread.
+/// so that runs that train in step stay in step; a run that has fallen behind is caught up with, as
+/// a turn waits a moment for those that are about to come back. All calls are made on the loop's
+/// thread.
 class Runs {
  public:
   struct Options {
@@ -54,7 +56,8 @@ class Runs {
     std::size_t most_waiting_bytes = std::size_t{256} << 20;  ///< For one run.
     std::int64_t most_waiting = 4096;                         ///< Operations of one run.
     std::int64_t pass_tokens = 16384;                         ///< Joined from several runs.
-    double join_s = 0.004;  ///< Waits so long for other runs' work, if there are any.
+    double arrival_s = 0.004;  ///< Waits so long for what other runs send at the same time.
+    double join_s = 0.02;      ///< And so long for runs that are expected by then.
   };
   Runs(Server& server, ModelThread& model, Promises& promises, const Options& options);
 
@@ -102,6 +105,8 @@ class Runs {
     std::map<std::int64_t, Operation> waiting;
     std::size_t waiting_bytes = 0;
     Clock::time_point blocked_since;  ///< The operation that is next has been missing.
+    Clock::time_point idle_since;     ///< All that had come was done.
+    double pause_s = 1e9;             ///< From then to its next operation, the last time.
     bool is_running = false;          ///< One of its operations is on the model's thread.
     bool is_closed = false;           ///< Goes as soon as that one is done.
   };
@@ -117,13 +122,22 @@ class Runs {
   /// Throws DataError if the run could not be made.
   static tenants::SetId set_of(const Running& running);
   bool is_ready(const Run& run) const;
+  static double seconds_since(Clock::time_point then) {
+    return std::chrono::duration<double>(Clock::now() - then).count();
+  }
+  /// Whether a run that has nothing to do comes back, as after its last pause, before a turn that
+  /// has waited for `waited_s` is to begin.
+  bool is_expected(const Run& run, double waited_s) const;
   /// The operation that a ready run waits for.
   const Operation& next(const std::string& id) const;
   /// Runs that wait for the model: after a pass, those with an optimizer step first.
   std::vector<std::string> ready_runs() const;
   Running take(const std::string& id);
   void pump();
-  void pump_soon();
+  /// Starts a turn unless runs are awaited that would share it.
+  void join();
+  void join_after(double seconds);
+  bool awaits_others();
   void done(std::vector<Running>& finished);
   /// The optimizer steps of a batch together.
   static void step(Backend& backend, std::vector<Running>& batch);
@@ -137,8 +151,9 @@ class Runs {
   Options options_;
   std::map<std::string, Run> runs_;
   std::map<std::string, std::int64_t> served_;  ///< Tokens that each tenant had.
-  bool is_busy_ = false, is_draining_ = false, is_pump_due_ = false;
-  bool was_step_ = false;  ///< The last turn was one of optimizer steps.
+  bool is_busy_ = false, is_draining_ = false, is_join_due_ = false;
+  std::optional<Clock::time_point> waits_since_;  ///< A turn for others.
+  bool was_step_ = false;                         ///< The last turn was one of optimizer steps.
 };
 
 }  // namespace heddle::serve::tinker

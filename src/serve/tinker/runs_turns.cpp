@@ -11,6 +11,7 @@ namespace heddle::serve::tinker {
 namespace {
 
 constexpr std::size_t kMostLosses = 300;  ///< Points of a run's curve.
+constexpr double kLookAgainS = 0.001;     ///< For runs that are awaited.
 
 /// The work's exception as an outcome.
 template <class Work>
@@ -62,18 +63,44 @@ std::vector<std::string> Runs::ready_runs() const {
   return ready;
 }
 
-void Runs::pump_soon() {
-  if (is_pump_due_) return;
-  is_pump_due_ = true;
-  const auto pump_now = [this] {
-    is_pump_due_ = false;
-    pump();
-  };
-  if (runs_.size() > 1) {
-    server_.post_after(options_.join_s, pump_now);
-  } else {
-    server_.post(pump_now);
+bool Runs::is_expected(const Run& run, double waited_s) const {
+  const double idle_s = seconds_since(run.idle_since);
+  return !run.is_running && !run.is_closed && run.waiting.empty() &&
+         run.pause_s - idle_s <= options_.join_s - waited_s &&
+         idle_s <= 1.5 * run.pause_s + options_.join_s / 4;
+}
+
+bool Runs::awaits_others() {
+  std::int64_t tokens = 0;
+  bool is_any_ready = false, is_step_ready = false;
+  for (const auto& [id, run] : runs_) {
+    if (!is_ready(run)) continue;
+    is_any_ready = true;
+    is_step_ready = is_step_ready || next(id).update;
+    tokens += next(id).tokens;
   }
+  if (is_any_ready && !waits_since_) waits_since_ = Clock::now();
+  const double waited_s = waits_since_ ? seconds_since(*waits_since_) : 0;
+  const bool may_wait = is_any_ready && tokens < options_.pass_tokens &&
+                        waited_s < options_.join_s && !(is_step_ready && !was_step_);
+  return may_wait && std::ranges::any_of(runs_, [&](const auto& each) {
+           return is_expected(each.second, waited_s);
+         });
+}
+
+void Runs::join() {
+  if (is_busy_ || is_draining_) return;
+  if (awaits_others()) return join_after(kLookAgainS);
+  pump();
+}
+
+void Runs::join_after(double seconds) {
+  if (is_join_due_) return;
+  is_join_due_ = true;
+  server_.post_after(seconds, [this] {
+    is_join_due_ = false;
+    join();
+  });
 }
 
 Runs::Running Runs::take(const std::string& id) {
@@ -97,6 +124,7 @@ void Runs::pump() {
   const auto ready = ready_runs();
   if (ready.empty()) return;
   is_busy_ = true;
+  waits_since_.reset();
   auto batch = std::make_shared<std::vector<Running>>();
   batch->push_back(take(ready.front()));
   if (batch->front().operation.before) {
@@ -207,13 +235,13 @@ void Runs::done(std::vector<Running>& finished) {
     run.set = running.set;
     run.is_running = false;
     run.next_seq = std::max(run.next_seq, running.operation.seq + 1);
-    run.blocked_since = Clock::now();
+    run.blocked_since = run.idle_since = Clock::now();
     if (run.is_closed) {
       if (run.set) release(*run.set);
       runs_.erase(found);
     }
   }
-  pump();
+  join();
 }
 
 }  // namespace heddle::serve::tinker
