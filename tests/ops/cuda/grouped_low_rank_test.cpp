@@ -143,7 +143,7 @@ class GpuGroupedTerms : public GpuFused {
       EXPECT_TRUE(identical(found[i].cpu(), again[i].cpu())) << i;
     }
     at::Tensor dx = at::zeros({c.rows, c.width}, at::kDouble);
-    for (const auto& [dy, weight] : terms_in_double) dx.add_(at::mm(dy, weight));
+    for (const auto& [dy, weight, place] : terms_in_double) dx.add_(at::mm(dy, weight));
     reference.add_input_gradient(dx, reference.d_lows(in_double.dy, in_double.groups),
                                  in_double.groups);
     const at::Tensor found_dx =
