@@ -36,29 +36,41 @@ bool LineReader::fill() {
   return !ended_;
 }
 
+void LineReader::skip_line() {
+  std::size_t end;
+  while ((end = buffer_.find('\n', position_)) == std::string::npos) {
+    position_ = buffer_.size();
+    if (!fill()) return;
+  }
+  position_ = end + 1;
+}
+
+void LineReader::refuse_long_line() const {
+  throw_error<UnusableRow>("{}:{}: line is longer than {}", name_, line_,
+                           text::format_bytes(static_cast<double>(max_line_bytes_)));
+}
+
 bool LineReader::next(std::string& line) {
+  if (std::exchange(is_in_long_line_, false)) skip_line();
   while (true) {
     std::size_t searched = position_, end;
-    bool too_long = false;
     while ((end = buffer_.find('\n', searched)) == std::string::npos) {
       if (buffer_.size() - position_ > max_line_bytes_) {
-        // Forget what was read of it, so that the memory stays bounded, and go on to its end.
-        too_long = true;
-        position_ = buffer_.size();
+        // Its end may be far: who reads on after the error looks for it.
+        ++line_;
+        is_in_long_line_ = true;
+        refuse_long_line();
       }
       const std::size_t offset = buffer_.size() - position_;
       if (!fill()) break;
       searched = position_ + offset;
     }
     const bool at_end = end == std::string::npos;
-    if (at_end && position_ == buffer_.size() && !too_long) return false;
+    if (at_end && position_ == buffer_.size()) return false;
     std::string_view view(buffer_.data() + position_, (at_end ? buffer_.size() : end) - position_);
     position_ = at_end ? buffer_.size() : end + 1;
     ++line_;
-    if (too_long || view.size() > max_line_bytes_) {
-      throw_error<UnusableRow>("{}:{}: line is longer than {}", name_, line_,
-                               text::format_bytes(static_cast<double>(max_line_bytes_)));
-    }
+    if (view.size() > max_line_bytes_) refuse_long_line();
     if (line_ == 1 && view.starts_with("\xef\xbb\xbf")) view.remove_prefix(3);
     if (view.ends_with('\r')) view.remove_suffix(1);
     if (view.find_first_not_of(" \t\r") == std::string_view::npos) {

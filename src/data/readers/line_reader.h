@@ -27,13 +27,16 @@ class LineReader : public RecordReader {
 
  private:
   bool fill();
+  /// To the start of the next line, or the end of the file.
+  void skip_line();
+  [[noreturn]] void refuse_long_line() const;
 
   std::unique_ptr<ByteSource> source_;
   std::string name_;
   std::size_t max_line_bytes_;
   std::string buffer_;
   std::size_t position_ = 0;
-  bool ended_ = false;
+  bool ended_ = false, is_in_long_line_ = false;
   std::int64_t line_ = 0;
   std::int64_t blank_lines_ = 0;
 };
