@@ -12,7 +12,7 @@ enum class Advantage {
   kReinforcePlusPlus,  ///< Returns of each token, whitened over the batch (arXiv 2501.03262)
   kReinforcePlusPlusBaseline,  ///< R - mean, whitened over the batch
   kOpo,                        ///< R - sum(length R) / sum(length) (arXiv 2505.23585)
-  kGae,  ///< Of each token, against a critic's values (arXiv 1506.02438), whitened over the batch
+  kGae,  ///< Each token against a critic's values (arXiv 1506.02438), whitened over the batch
 };
 constexpr auto names_of(Advantage) {
   return spelled("grpo", "dr_grpo", "rloo", "reinforce++", "reinforce++_baseline", "opo", "gae");

@@ -39,7 +39,7 @@ class Critic {
   void restored(std::int64_t updates);
 
  private:
-  config::RunConfig config_;  ///< As the critic reads it.
+  config::RunConfig config_;  ///< The run's, as the critic reads it.
   std::int64_t steps_;
   assembly::ModelOnRanks placed_;
   objective::Value objective_;

@@ -54,7 +54,7 @@ class Experience {
     std::int64_t prompt;  ///< Its tokens.
   };
   void require_experts(const Group& group, std::int64_t prompt) const;
-  /// Those of the rows of a micro-batch, see data::Batch.
+  /// Experts of the rows of a micro-batch, see data::Batch.
   at::Tensor experts_of(const std::vector<std::size_t>& rows) const;
   std::int64_t length(std::size_t row) const { return std::ssize(tokens_[row]); }
   bool is_masked(const Trajectory& trajectory) const;

@@ -108,8 +108,8 @@ class Engine {
   static PassShape shape_of(const std::vector<Part>& parts);
   /// Hidden states of this rank's rows; undefined where the last stage is elsewhere.
   at::Tensor run(const std::vector<Part>& parts);
-  /// Of the tokens of the pass whose requests ask for them; before their places are counted as
-  /// read.
+  /// Keeps the experts of the pass's tokens whose requests ask for them. Before the places of the
+  /// tokens are counted as read.
   void keep_experts(const std::vector<Part>& parts, const std::vector<at::Tensor>& experts);
   /// A table row, see TokenTable, from the hidden states of one row of a data rank's pass.
   struct Wanted {

@@ -19,7 +19,7 @@ class KeptStates {
     std::shared_ptr<const Adapter> adapter;
     Holding held;
     std::int64_t used = 0;                    ///< When it was found last.
-    std::vector<std::uint16_t> experts = {};  ///< Of its tokens, see Sequence::experts.
+    std::vector<std::uint16_t> experts = {};  ///< Its tokens', see Sequence::experts.
   };
   /// At most `most` of each data rank. `pool` outlives it.
   KeptStates(CachePool& pool, std::int64_t most) : pool_(pool), most_(most) {}

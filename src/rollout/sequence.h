@@ -48,7 +48,7 @@ struct Sequence {
     const bool is_shared = request->samples > 1 || request->keep_state;
     return is_shared && draws() && output_size() == 0 ? prompt_size() - 1 : 0;
   }
-  /// Those of the first tokens, which another sequence read; its own stay.
+  /// Takes the experts of first tokens, which another sequence read; its own stay.
   void take_experts(const std::vector<std::uint16_t>& others) {
     if (!request->return_experts || others.size() <= experts.size()) return;
     experts.insert(experts.end(), others.begin() + static_cast<std::ptrdiff_t>(experts.size()),

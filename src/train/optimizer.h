@@ -104,7 +104,7 @@ class Optimizer {
     std::size_t rate;  ///< Its place in rates_.
     bool is_muon;      ///< A matrix that Muon updates.
   };
-  /// Those that count in the norm.
+  /// Gradients that count in the norm.
   std::vector<at::Tensor> counted_gradients() const;
   /// Whether a step is AdamW's alone, with all tensors where the parameters are.
   bool is_plain_adamw() const { return options_.name == config::OptimName::kAdamW && !offload_; }

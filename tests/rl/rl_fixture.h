@@ -87,6 +87,20 @@ class RlTest : public TrainerTest {
     trainer.run();
     return reports;
   }
+  /// The losses of a run are those of the same run with steps in smaller micro-batches.
+  void expect_no_change_by_micro_batches(const Words& more) const {
+    const auto losses = [&](const char* tokens) {
+      Words all = more;
+      all.push_back(std::string("train.micro_batch_tokens=") + tokens);
+      std::vector<double> values;
+      for (const train::StepInfo& step : train(run(std::string("micro-") + tokens, all)).steps)
+        values.push_back(step.loss);
+      return values;
+    };
+    const std::vector<double> one = losses("1024"), many = losses("64");
+    ASSERT_EQ(one.size(), many.size());
+    for (std::size_t i = 0; i < one.size(); ++i) EXPECT_NEAR(one[i], many[i], 1e-9) << i;
+  }
 };
 
 }  // namespace heddle

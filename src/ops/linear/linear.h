@@ -10,7 +10,7 @@ namespace heddle::ops {
 /// One product of a sum of products.
 struct Product {
   at::Tensor a, b;
-  LinearPlace place = {};  ///< That of the layer whose weight is `b`.
+  LinearPlace place = {};  ///< The layer's whose weight is `b`.
 };
 using Products = std::vector<Product>;
 

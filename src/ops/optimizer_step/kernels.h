@@ -32,7 +32,7 @@ namespace heddle::ops::optimizer_step_cuda {
 bool square_sum_fits(const at::Tensor& x);
 /// Sum of squares over at least one tensor, 0-d fp64 on their device: the host does not wait.
 at::Tensor square_sum(const std::vector<at::Tensor>& tensors);
-/// Those of groups, on the host, which waits once. A group without tensors: 0.
+/// Sums of squares of groups, on the host, which waits once. A group without tensors has 0.
 std::vector<double> square_sums(const std::vector<std::vector<at::Tensor>>& groups);
 
 }  // namespace heddle::ops::optimizer_step_cuda

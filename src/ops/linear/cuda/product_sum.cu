@@ -16,8 +16,7 @@
 //
 // Terms in 8-bit floats come first in a sum (kEight). A stage holds twice the depth of them in the
 // same bytes, and so do the steps of wgmma: the ring, the boxes and the descriptors are those of
-// bf16. Behind each of these terms the accumulators take its scales, or the ratio to the next
-// one's.
+// bf16. After each of these terms the accumulators take its scales, or the ratio to the next's.
 //
 // full[s]: the bytes of a stage have landed here. empty[s]: the 16 multiplying warps of both CTAs
 // are done with it; both loaders wait for it, because each writes into both CTAs.
@@ -34,12 +33,10 @@ namespace heddle::ops::cuda {
 namespace {
 
 constexpr int kRows = 128, kColumns = 256, kDepth = 64, kStages = 4;
-constexpr int kThreads = 384;
-constexpr int kNarrowColumns = 64;
+constexpr int kThreads = 384, kNarrowColumns = 64;
 constexpr u32 kBytesA = kRows * kDepth * 2, kBytesB = kColumns * kDepth * 2;
 [[maybe_unused]] constexpr u32 kNarrowStageBytes = kBytesA + kNarrowColumns * kDepth * 2;
-constexpr u32 kStageBytes = kBytesA + kBytesB;
-constexpr u32 kOutBytes = 64 * 64 * 2;
+constexpr u32 kStageBytes = kBytesA + kBytesB, kOutBytes = 64 * 64 * 2;
 constexpr u32 kSharedBytes = kStages * kStageBytes + 4 * kOutBytes + 2 * kStages * 8 + 1024;
 struct Term {
   int a, b;   // indices of maps

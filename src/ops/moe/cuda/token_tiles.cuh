@@ -19,7 +19,7 @@ struct Place {
 template <int kStep, int kTokens, bool kLargestFirst>
 struct TokenTiles {
   static constexpr int kExpertBits = 10;
-  static constexpr int kMostTiles = 1 << (31 - kExpertBits);  ///< Of all experts.
+  static constexpr int kMostTiles = 1 << (31 - kExpertBits);  ///< All experts together.
 
   /// [experts + 1]: the tiles before an expert, in the order of the tiles, above kExpertBits bits
   /// that tell which expert it is.

@@ -53,12 +53,12 @@ struct TensorTable {
   }
 };
 
-/// The same of any number of tensors, in the device's memory.
+/// A table of any number of tensors, in the device's memory.
 template <class Entry, int kBlockElements>
 struct StoredTensorTable {
   const Entry* entries;
   const int* tensor_of_block;
-  const int* first_block;  ///< Of each tensor.
+  const int* first_block;  ///< A tensor's first block, for each tensor.
 
   struct Place {
     int tensor;
