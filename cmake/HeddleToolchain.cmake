@@ -21,6 +21,10 @@ add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-Wall> $<$<COMPILE_LANGUAGE:CXX>:-
                     $<$<COMPILE_LANGUAGE:CXX>:-Wno-unused-parameter>
                     $<$<COMPILE_LANGUAGE:CXX>:-fopenmp>)
 add_link_options(-fopenmp -Wl,--as-needed)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  # A precompiled header fills the compiler's heap at once: it would search it for garbage again and again, a sixth of its time.
+  add_compile_options($<$<COMPILE_LANGUAGE:CXX>:--param=ggc-min-heapsize=1000000>)
+endif()
 
 if(HEDDLE_SANITIZE)
   add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${HEDDLE_SANITIZE}>

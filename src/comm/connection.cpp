@@ -20,7 +20,7 @@ namespace heddle::comm {
 namespace {
 
 // How often a waiting rank looks whether another one has failed.
-constexpr std::chrono::milliseconds kSlice{500};
+constexpr std::chrono::milliseconds kConnectionSlice{500};
 // Places in a process group of two, whose messages go one way.
 constexpr int kSender = 0, kReceiver = 1;
 
@@ -251,7 +251,7 @@ Backend Connection::connect(const std::function<Backend()>& make) {
   const auto begun = Clock::now();
   world_->set_activity(describe("connect"));
   try {
-    return run_watched(make, kSlice, [&] { check_time("connect", begun); });
+    return run_watched(make, kConnectionSlice, [&] { check_time("connect", begun); });
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
@@ -266,7 +266,7 @@ void Connection::wait(const char* operation, Clock::time_point begun, c10d::Work
   for (;;) {
     try {
       work.wait(is_sliced
-                    ? kSlice
+                    ? kConnectionSlice
                     : std::chrono::duration_cast<std::chrono::milliseconds>(world_->timeout()));
       return;
     } catch (const std::exception& error) {

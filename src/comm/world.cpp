@@ -24,7 +24,7 @@ using Clock = std::chrono::steady_clock;
 constexpr Seconds kPulseInterval{0.5};
 constexpr Seconds kDiagnosis{2};
 // How often a waiting rank looks whether another one has failed.
-constexpr Seconds kSlice{0.5};
+constexpr Seconds kWorldSlice{0.5};
 constexpr Seconds kLeaving{5};
 // Twice as long as the longest pause between two looks at the store.
 constexpr Seconds kLingering{1};
@@ -217,7 +217,7 @@ void World::arrive() {
   }
   if (store_.add("arrived", 1) == size()) store_.set("complete", "1");
   const auto deadline = Clock::now() + timeout_;
-  while (!store_.wait("complete", kSlice)) {
+  while (!store_.wait("complete", kWorldSlice)) {
     if (const auto failure = job_store_.find(kFailureKey)) {
       const auto space = failure->find(' ');
       throw_error<CommError>("rank {} failed: {}", failure->substr(0, space),

@@ -9,6 +9,7 @@
 #include "base/json.h"
 #include "base/text.h"
 #include "hub/environment.h"
+#include "hub/on_disk.h"
 
 namespace heddle::hub {
 namespace {
@@ -16,16 +17,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kModels = "models--";
-
-bool is_folder(const Path& path) {
-  std::error_code ignored;
-  return fs::is_directory(path, ignored);
-}
-
-bool is_there(const Path& path) {
-  std::error_code ignored;
-  return fs::exists(path, ignored);  // false where a link leads nowhere
-}
 
 std::string replaced(std::string text, std::string_view from, std::string_view to) {
   for (std::size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += to.size())

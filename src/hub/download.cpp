@@ -16,6 +16,7 @@
 #include "base/file_lock.h"
 #include "base/text.h"
 #include "hub/cache.h"
+#include "hub/on_disk.h"
 
 namespace heddle::hub {
 namespace {
@@ -57,11 +58,6 @@ bool is_genuine(const Path& path, const RemoteFile& file) {
   if (file.git_hash.empty()) return true;
   const std::string header = fmt::format("blob {}", file.bytes) + '\0';
   return digest(EVP_sha1(), header, path) == file.git_hash;
-}
-
-bool is_there(const Path& path) {
-  std::error_code ignored;
-  return fs::exists(path, ignored);
 }
 
 /// Where a file of the repository goes: on the Hugging Face cache a blob that the snapshot links

@@ -13,22 +13,13 @@
 #include "base/text.h"
 #include "hub/cache.h"
 #include "hub/environment.h"
+#include "hub/on_disk.h"
 
 namespace heddle::hub {
 namespace {
 
 namespace fs = std::filesystem;
 using files::Path;
-
-bool is_folder(const Path& path) {
-  std::error_code ignored;
-  return fs::is_directory(path, ignored);
-}
-
-bool is_there(const Path& path) {
-  std::error_code ignored;
-  return fs::exists(path, ignored);
-}
 
 Path with_home(const std::string& name) {
   if (name != "~" && !name.starts_with("~/")) return name;

@@ -7,6 +7,7 @@
 
 #include "reward/expression.h"
 #include "reward/expression_functions.h"
+#include "reward/letters.h"
 
 namespace heddle::reward {
 namespace {
@@ -24,9 +25,6 @@ std::size_t index_of(std::string_view name) {
   }
   return kFunctions.size();
 }
-
-bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
-bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
 }  // namespace
 

@@ -9,14 +9,12 @@
 #include "base/text.h"
 #include "reward/expression.h"
 #include "reward/extract.h"
+#include "reward/letters.h"
 
 namespace heddle::reward {
 namespace {
 
 using Replacement = std::pair<std::string_view, std::string_view>;
-
-bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
-bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
 /// Commands end where their letters do, so "\le" does not match in "\left". Longer ones first.
 constexpr std::array<Replacement, 30> kCommands{{

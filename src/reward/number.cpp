@@ -8,12 +8,10 @@
 #include <numeric>
 
 #include "base/text.h"
+#include "reward/letters.h"
 
 namespace heddle::reward {
 namespace {
-
-bool is_digit(char c) { return c >= '0' && c <= '9'; }
-bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
 
 /// 10^18 is the largest power of ten that 64 bits hold.
 constexpr std::int64_t kMostDigits = 18;

@@ -167,28 +167,28 @@ std::unique_ptr<Task> make(Parameters& parameters) {
   return std::make_unique<T>(parameters);
 }
 
-struct Entry {
+struct TaskEntry {
   std::string_view name;
   std::unique_ptr<Task> (*make)(Parameters&);
 };
-constexpr std::array<Entry, 6> kTasks{{{"arithmetic", make<Arithmetic>},
-                                       {"copy", make<Copy>},
-                                       {"countdown", make_countdown},
-                                       {"guess_number", make_guess_number},
-                                       {"modular_addition", make<ModularAddition>},
-                                       {"reverse_string", make<ReverseString>}}};
+constexpr std::array<TaskEntry, 6> kTasks{{{"arithmetic", make<Arithmetic>},
+                                           {"copy", make<Copy>},
+                                           {"countdown", make_countdown},
+                                           {"guess_number", make_guess_number},
+                                           {"modular_addition", make<ModularAddition>},
+                                           {"reverse_string", make<ReverseString>}}};
 
 }  // namespace
 
 std::vector<std::string> task_names() {
   std::vector<std::string> names;
-  for (const Entry& entry : kTasks) names.emplace_back(entry.name);
+  for (const TaskEntry& entry : kTasks) names.emplace_back(entry.name);
   return names;
 }
 
 std::unique_ptr<Task> make_task(const std::string& name, const Json& parameters,
                                 const std::string& where) {
-  for (const Entry& entry : kTasks) {
+  for (const TaskEntry& entry : kTasks) {
     if (entry.name != name) continue;
     Parameters values(parameters, where);
     std::unique_ptr<Task> task = entry.make(values);

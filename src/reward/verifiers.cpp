@@ -14,11 +14,11 @@ namespace heddle::reward {
 namespace {
 
 using Make = std::unique_ptr<Verifier> (*)(Parameters&);
-struct Entry {
+struct VerifierEntry {
   std::string_view name;
   Make make;
 };
-constexpr std::array<Entry, 11> kVerifiers{{
+constexpr std::array<VerifierEntry, 11> kVerifiers{{
     {"exact", make_exact},
     {"contains", make_contains},
     {"numeric", make_numeric},
@@ -36,13 +36,13 @@ constexpr std::array<Entry, 11> kVerifiers{{
 
 std::vector<std::string> verifier_names() {
   std::vector<std::string> names;
-  for (const Entry& entry : kVerifiers) names.emplace_back(entry.name);
+  for (const VerifierEntry& entry : kVerifiers) names.emplace_back(entry.name);
   return names;
 }
 
 std::unique_ptr<Verifier> make_verifier(const std::string& name, const Json& parameters,
                                         const std::string& where) {
-  for (const Entry& entry : kVerifiers) {
+  for (const VerifierEntry& entry : kVerifiers) {
     if (entry.name != name) continue;
     Parameters values(parameters, where);
     std::unique_ptr<Verifier> verifier = entry.make(values);

@@ -17,7 +17,7 @@ constexpr std::string_view kTokenStyle = R"css(
 )css";
 
 /// Control characters as escapes; a line break is shown and breaks the line.
-std::string visible(const std::string& text) {
+std::string visible_in_report(const std::string& text) {
   std::string out;
   for (const char c : text) {
     const auto byte = static_cast<unsigned char>(c);
@@ -35,8 +35,9 @@ std::string visible(const std::string& text) {
 std::string tokens_of(const TokenSample& sample) {
   std::string out;
   for (const TokenText& token : sample.tokens) {
-    out += fmt::format("<span class='{}{}'>{}</span>", token.has_loss ? "loss" : "",
-                       token.is_special ? " special" : "", escape_html(visible(token.text)));
+    out +=
+        fmt::format("<span class='{}{}'>{}</span>", token.has_loss ? "loss" : "",
+                    token.is_special ? " special" : "", escape_html(visible_in_report(token.text)));
   }
   return out;
 }

@@ -10,7 +10,7 @@ namespace {
 using Kind = Value::Kind;
 using python_text::Property;
 
-struct Call {
+struct MethodCall {
   Interpreter& interpreter;
   const Value& self;
   const std::string& name;
@@ -24,14 +24,14 @@ struct Call {
 
 struct Method {
   std::string_view name;
-  Value (*call)(const Call&);
+  Value (*call)(const MethodCall&);
 };
 
 std::optional<std::string_view> optional_view(const std::optional<std::string>& text) {
   return text ? std::optional<std::string_view>(*text) : std::nullopt;
 }
 
-Value strings(std::vector<std::string> parts, const Call& call) {
+Value strings(std::vector<std::string> parts, const MethodCall& call) {
   call.interpreter.work(parts.size());
   Values out;
   out.reserve(parts.size());
@@ -43,7 +43,7 @@ Value strings(std::vector<std::string> parts, const Call& call) {
 }
 
 /// Counts the work of looking for `what` all over the text.
-void count_search(const Call& call, const Value& what) {
+void count_search(const MethodCall& call, const Value& what) {
   call.interpreter.work(Interpreter::cost_of_finding(what, call.self));
 }
 
@@ -54,13 +54,13 @@ std::string need_string(const ArgumentReader& arguments, int index) {
   return *text;
 }
 
-Value strip(const Call& call,
+Value strip(const MethodCall& call,
             std::string_view (*how)(std::string_view, std::optional<std::string_view>)) {
   const std::optional<std::string> chars = call.read({"chars"}).string(0);
   return Value::string(std::string(how(call.text(), optional_view(chars))));
 }
 
-Value split(const Call& call, bool from_right) {
+Value split(const MethodCall& call, bool from_right) {
   const auto arguments = call.read({"sep", "maxsplit"});
   const std::optional<std::string> separator = arguments.string(0);
   if (separator && separator->empty()) throw TypeError{"empty separator"};
@@ -72,8 +72,8 @@ Value split(const Call& call, bool from_right) {
 
 /// The part of the text that start and end, in characters, leave; and where it begins, in
 /// characters.
-std::pair<std::string_view, std::int64_t> window(const Call& call, const ArgumentReader& arguments,
-                                                 int first) {
+std::pair<std::string_view, std::int64_t> window(const MethodCall& call,
+                                                 const ArgumentReader& arguments, int first) {
   const std::string_view text = call.text();
   if (!arguments.has(first) && !arguments.has(first + 1)) return {text, 0};
   const auto count = static_cast<std::int64_t>(utf8::length(text));
@@ -93,7 +93,7 @@ std::pair<std::string_view, std::int64_t> window(const Call& call, const Argumen
   return {text.substr(from, at - from), begin};
 }
 
-Value affix(const Call& call, bool at_end) {
+Value affix(const MethodCall& call, bool at_end) {
   const auto arguments = call.read({"prefix", "start", "end"});
   const auto [text, begin] = window(call, arguments, 1);
   const auto holds = [&, text = text, begin = begin](const Value& candidate) {
@@ -114,7 +114,7 @@ Value affix(const Call& call, bool at_end) {
   return Value::boolean(holds(what));
 }
 
-Value find(const Call& call, bool from_right, bool must_exist) {
+Value find(const MethodCall& call, bool from_right, bool must_exist) {
   const auto arguments = call.read({"sub", "start", "end"});
   const std::string what = need_string(arguments, 0);
   count_search(call, arguments.at(0));
@@ -129,7 +129,7 @@ Value find(const Call& call, bool from_right, bool must_exist) {
   return Value::integer(begin + static_cast<std::int64_t>(utf8::length(text.substr(0, at))));
 }
 
-Value replace(const Call& call) {
+Value replace(const MethodCall& call) {
   const auto arguments = call.read({"old", "new", "count"});
   const std::string from = need_string(arguments, 0);
   count_search(call, arguments.at(0));
@@ -148,7 +148,7 @@ Value replace(const Call& call) {
   return Value::string(python_text::replace(call.text(), from, to, most));
 }
 
-Value justify(const Call& call, int side) {
+Value justify(const MethodCall& call, int side) {
   const auto arguments = call.read({"width", "fillchar"});
   arguments.at(0);
   const std::string fill = arguments.string(1).value_or(" ");
@@ -169,7 +169,7 @@ Value justify(const Call& call, int side) {
   return Value::string(std::move(out));
 }
 
-Value zfill(const Call& call) {
+Value zfill(const MethodCall& call) {
   const std::int64_t width = call.read({"width"}).integer(0, 0);
   const auto length = static_cast<std::int64_t>(utf8::length(call.text()));
   if (width <= length) return call.self;
@@ -180,7 +180,7 @@ Value zfill(const Call& call) {
   return Value::string(out.insert(has_sign ? 1 : 0, static_cast<std::size_t>(width - length), '0'));
 }
 
-Value partition(const Call& call, bool from_right) {
+Value partition(const MethodCall& call, bool from_right) {
   const auto arguments = call.read({"sep"});
   const std::string separator = need_string(arguments, 0);
   count_search(call, arguments.at(0));
@@ -195,7 +195,7 @@ Value partition(const Call& call, bool from_right) {
                        Value::string(text.substr(at + separator.size()))});
 }
 
-Value join(const Call& call) {
+Value join(const MethodCall& call) {
   TextSink out(call.interpreter.max_bytes());
   bool first = true;
   const Values items = call.interpreter.items_of(call.read({"iterable"}).at(0));
@@ -210,7 +210,7 @@ Value join(const Call& call) {
   return Value::string(out.take());
 }
 
-Value count(const Call& call) {
+Value count(const MethodCall& call) {
   const auto arguments = call.read({"sub", "start", "end"});
   const std::string what = need_string(arguments, 0);
   count_search(call, arguments.at(0));
@@ -223,7 +223,7 @@ Value count(const Call& call) {
   return Value::integer(found);
 }
 
-Value expand_tabs(const Call& call) {
+Value expand_tabs(const MethodCall& call) {
   const std::int64_t size = call.read({"tabsize"}).integer(0, 8);
   if (size > 1000) throw TypeError{"tabsize is too large"};
   TextSink out(call.interpreter.max_bytes());
@@ -245,60 +245,63 @@ Value expand_tabs(const Call& call) {
 }
 
 template <Property property>
-Value has_property(const Call& call) {
+Value has_property(const MethodCall& call) {
   call.read({});
   return Value::boolean(python_text::all(call.text(), property));
 }
 
 constexpr Method kStringMethods[] = {
-    {"strip", [](const Call& call) { return strip(call, python_text::strip); }},
-    {"lstrip", [](const Call& call) { return strip(call, python_text::strip_left); }},
-    {"rstrip", [](const Call& call) { return strip(call, python_text::strip_right); }},
-    {"split", [](const Call& call) { return split(call, false); }},
-    {"rsplit", [](const Call& call) { return split(call, true); }},
+    {"strip", [](const MethodCall& call) { return strip(call, python_text::strip); }},
+    {"lstrip", [](const MethodCall& call) { return strip(call, python_text::strip_left); }},
+    {"rstrip", [](const MethodCall& call) { return strip(call, python_text::strip_right); }},
+    {"split", [](const MethodCall& call) { return split(call, false); }},
+    {"rsplit", [](const MethodCall& call) { return split(call, true); }},
     {"splitlines",
-     [](const Call& call) {
+     [](const MethodCall& call) {
        return strings(
            python_text::split_lines(call.text(), call.read({"keepends"}).boolean(0, false)), call);
      }},
-    {"startswith", [](const Call& call) { return affix(call, false); }},
-    {"endswith", [](const Call& call) { return affix(call, true); }},
+    {"startswith", [](const MethodCall& call) { return affix(call, false); }},
+    {"endswith", [](const MethodCall& call) { return affix(call, true); }},
     {"removeprefix",
-     [](const Call& call) {
+     [](const MethodCall& call) {
        const std::string prefix = need_string(call.read({"prefix"}), 0);
        return call.text().starts_with(prefix) ? Value::string(call.text().substr(prefix.size()))
                                               : call.self;
      }},
     {"removesuffix",
-     [](const Call& call) {
+     [](const MethodCall& call) {
        const std::string suffix = need_string(call.read({"suffix"}), 0);
        return call.text().ends_with(suffix)
                   ? Value::string(call.text().substr(0, call.text().size() - suffix.size()))
                   : call.self;
      }},
-    {"find", [](const Call& call) { return find(call, false, false); }},
-    {"rfind", [](const Call& call) { return find(call, true, false); }},
-    {"index", [](const Call& call) { return find(call, false, true); }},
-    {"rindex", [](const Call& call) { return find(call, true, true); }},
+    {"find", [](const MethodCall& call) { return find(call, false, false); }},
+    {"rfind", [](const MethodCall& call) { return find(call, true, false); }},
+    {"index", [](const MethodCall& call) { return find(call, false, true); }},
+    {"rindex", [](const MethodCall& call) { return find(call, true, true); }},
     {"count", count},
     {"replace", replace},
     {"join", join},
-    {"partition", [](const Call& call) { return partition(call, false); }},
-    {"rpartition", [](const Call& call) { return partition(call, true); }},
-    {"upper", [](const Call& call) { return Value::string(python_text::upper(call.text())); }},
-    {"lower", [](const Call& call) { return Value::string(python_text::lower(call.text())); }},
+    {"partition", [](const MethodCall& call) { return partition(call, false); }},
+    {"rpartition", [](const MethodCall& call) { return partition(call, true); }},
+    {"upper",
+     [](const MethodCall& call) { return Value::string(python_text::upper(call.text())); }},
+    {"lower",
+     [](const MethodCall& call) { return Value::string(python_text::lower(call.text())); }},
     {"capitalize",
-     [](const Call& call) { return Value::string(python_text::capitalize(call.text())); }},
-    {"title", [](const Call& call) { return Value::string(python_text::title(call.text())); }},
+     [](const MethodCall& call) { return Value::string(python_text::capitalize(call.text())); }},
+    {"title",
+     [](const MethodCall& call) { return Value::string(python_text::title(call.text())); }},
     {"swapcase",
-     [](const Call& call) { return Value::string(python_text::swapcase(call.text())); }},
-    {"ljust", [](const Call& call) { return justify(call, -1); }},
-    {"rjust", [](const Call& call) { return justify(call, 1); }},
-    {"center", [](const Call& call) { return justify(call, 0); }},
+     [](const MethodCall& call) { return Value::string(python_text::swapcase(call.text())); }},
+    {"ljust", [](const MethodCall& call) { return justify(call, -1); }},
+    {"rjust", [](const MethodCall& call) { return justify(call, 1); }},
+    {"center", [](const MethodCall& call) { return justify(call, 0); }},
     {"zfill", zfill},
     {"expandtabs", expand_tabs},
     {"format",
-     [](const Call& call) {
+     [](const MethodCall& call) {
        return format_braces(call.self, call.arguments, call.interpreter.max_bytes());
      }},
     {"isalpha", has_property<Property::kAlpha>},
@@ -309,43 +312,44 @@ constexpr Method kStringMethods[] = {
     {"isspace", has_property<Property::kSpace>},
     {"isascii", has_property<Property::kAscii>},
     {"islower",
-     [](const Call& call) { return Value::boolean(python_text::is_lower(call.text())); }},
+     [](const MethodCall& call) { return Value::boolean(python_text::is_lower(call.text())); }},
     {"isupper",
-     [](const Call& call) { return Value::boolean(python_text::is_upper(call.text())); }},
+     [](const MethodCall& call) { return Value::boolean(python_text::is_upper(call.text())); }},
     {"istitle",
-     [](const Call& call) { return Value::boolean(python_text::is_title(call.text())); }},
+     [](const MethodCall& call) { return Value::boolean(python_text::is_title(call.text())); }},
 };
 
 constexpr Method kDictMethods[] = {
     {"get",
-     [](const Call& call) {
+     [](const MethodCall& call) {
        const auto arguments = call.read({"key", "default"});
        call.interpreter.work(Interpreter::cost_of_finding(arguments.at(0), call.self));
        const Value* found = call.self.as_dict().find(arguments.at(0));
        return found != nullptr ? *found : arguments.has(1) ? arguments.at(1) : Value::none();
      }},
     {"items",
-     [](const Call& call) {
+     [](const MethodCall& call) {
        Values pairs;
        call.interpreter.work(call.self.as_dict().items.size());
        for (const auto& [key, value] : call.self.as_dict().items)
          pairs.push_back(Value::tuple({key, value}));
        return Value::view(std::move(pairs));
      }},
-    {"keys", [](const Call& call) { return Value::view(call.interpreter.items_of(call.self)); }},
+    {"keys",
+     [](const MethodCall& call) { return Value::view(call.interpreter.items_of(call.self)); }},
     {"values",
-     [](const Call& call) {
+     [](const MethodCall& call) {
        Values values;
        call.interpreter.work(call.self.as_dict().items.size());
        for (const auto& [key, value] : call.self.as_dict().items) values.push_back(value);
        return Value::view(std::move(values));
      }},
-    {"copy", [](const Call& call) { return call.self; }},
+    {"copy", [](const MethodCall& call) { return call.self; }},
 };
 
 constexpr Method kListMethods[] = {
     {"index",
-     [](const Call& call) {
+     [](const MethodCall& call) {
        const Values& items = call.self.as_list().items;
        const Value& what = call.read({"value"}).at(0);
        call.interpreter.work(Interpreter::cost_of_finding(what, call.self));
@@ -355,14 +359,14 @@ constexpr Method kListMethods[] = {
        throw TypeError{"value is not in list"};
      }},
     {"count",
-     [](const Call& call) {
+     [](const MethodCall& call) {
        const Value& what = call.read({"value"}).at(0);
        call.interpreter.work(Interpreter::cost_of_finding(what, call.self));
        std::int64_t found = 0;
        for (const Value& item : call.self.as_list().items) found += equal(item, what);
        return Value::integer(found);
      }},
-    {"copy", [](const Call& call) { return call.self; }},
+    {"copy", [](const MethodCall& call) { return call.self; }},
 };
 
 const Method* find_method(const Value& self, std::string_view name) {

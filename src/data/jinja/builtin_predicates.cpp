@@ -7,7 +7,7 @@ namespace {
 using Kind = Value::Kind;
 
 /// Arguments of a test; the other value of a comparison is its first argument.
-struct Call {
+struct TestCall {
   Interpreter& interpreter;
   const std::string& name;
   const Value& subject;
@@ -43,81 +43,83 @@ bool is_same(const Value& a, const Value& b) {
 
 struct Test {
   std::string_view name;
-  bool (*holds)(const Call&);
+  bool (*holds)(const TestCall&);
 };
 
-constexpr auto kEqual = [](const Call& call) {
+constexpr auto kEqual = [](const TestCall& call) {
   call.interpreter.work(Interpreter::cost_of_comparing(call.subject, call.other()));
   return equal(call.subject, call.other());
 };
-constexpr auto kNotEqual = [](const Call& call) { return !kEqual(call); };
-constexpr auto kLess = [](const Call& call) { return call.ordered(less); };
-constexpr auto kGreater = [](const Call& call) {
+constexpr auto kNotEqual = [](const TestCall& call) { return !kEqual(call); };
+constexpr auto kLess = [](const TestCall& call) { return call.ordered(less); };
+constexpr auto kGreater = [](const TestCall& call) {
   return call.ordered([](const Value& a, const Value& b) { return less(b, a); });
 };
-constexpr auto kLessOrEqual = [](const Call& call) {
+constexpr auto kLessOrEqual = [](const TestCall& call) {
   return call.ordered([](const Value& a, const Value& b) { return less(a, b) || equal(a, b); });
 };
-constexpr auto kGreaterOrEqual = [](const Call& call) {
+constexpr auto kGreaterOrEqual = [](const TestCall& call) {
   return call.ordered([](const Value& a, const Value& b) { return less(b, a) || equal(a, b); });
 };
 
 constexpr Test kTests[] = {
-    {"defined", [](const Call& call) { return !call.subject.is_undefined(); }},
-    {"undefined", [](const Call& call) { return call.subject.is_undefined(); }},
-    {"none", [](const Call& call) { return call.subject.is_none(); }},
-    {"boolean", [](const Call& call) { return call.subject.is(Kind::kBool); }},
+    {"defined", [](const TestCall& call) { return !call.subject.is_undefined(); }},
+    {"undefined", [](const TestCall& call) { return call.subject.is_undefined(); }},
+    {"none", [](const TestCall& call) { return call.subject.is_none(); }},
+    {"boolean", [](const TestCall& call) { return call.subject.is(Kind::kBool); }},
     {"true",
-     [](const Call& call) { return call.subject.is(Kind::kBool) && call.subject.as_bool(); }},
+     [](const TestCall& call) { return call.subject.is(Kind::kBool) && call.subject.as_bool(); }},
     {"false",
-     [](const Call& call) { return call.subject.is(Kind::kBool) && !call.subject.as_bool(); }},
+     [](const TestCall& call) { return call.subject.is(Kind::kBool) && !call.subject.as_bool(); }},
     {"integer",
-     [](const Call& call) {
+     [](const TestCall& call) {
        return call.subject.is(Kind::kInt) || call.subject.is(Kind::kBigInt);
      }},
-    {"float", [](const Call& call) { return call.subject.is(Kind::kFloat); }},
-    {"number", [](const Call& call) { return call.subject.is_number(); }},
-    {"string", [](const Call& call) { return call.subject.is_string(); }},
-    {"mapping", [](const Call& call) { return call.subject.is_dict(); }},
-    {"sequence", [](const Call& call) { return is_sequence(call.subject); }},
+    {"float", [](const TestCall& call) { return call.subject.is(Kind::kFloat); }},
+    {"number", [](const TestCall& call) { return call.subject.is_number(); }},
+    {"string", [](const TestCall& call) { return call.subject.is_string(); }},
+    {"mapping", [](const TestCall& call) { return call.subject.is_dict(); }},
+    {"sequence", [](const TestCall& call) { return is_sequence(call.subject); }},
     {"iterable",
-     [](const Call& call) {
+     [](const TestCall& call) {
        return is_sequence(call.subject) || call.subject.is(Kind::kList) ||
               call.subject.is(Kind::kIterator) || call.subject.is(Kind::kLoop);
      }},
     {"callable",
-     [](const Call& call) {
+     [](const TestCall& call) {
        return call.subject.is(Kind::kCallable) || call.subject.is_undefined();
      }},
-    {"sameas", [](const Call& call) { return is_same(call.subject, call.other()); }},
+    {"sameas", [](const TestCall& call) { return is_same(call.subject, call.other()); }},
     {"in",
-     [](const Call& call) {
+     [](const TestCall& call) {
        const Value& container = ArgumentReader(call.name, call.arguments, {"seq"}).at(0);
        call.interpreter.work(Interpreter::cost_of_finding(call.subject, container));
        return contains(container, call.subject);
      }},
-    {"odd", [](const Call& call) { return call.leaves(Value::integer(2), 1); }},
-    {"even", [](const Call& call) { return call.leaves(Value::integer(2), 0); }},
+    {"odd", [](const TestCall& call) { return call.leaves(Value::integer(2), 1); }},
+    {"even", [](const TestCall& call) { return call.leaves(Value::integer(2), 0); }},
     {"divisibleby",
-     [](const Call& call) {
+     [](const TestCall& call) {
        return call.leaves(ArgumentReader(call.name, call.arguments, {"num"}).at(0), 0);
      }},
     {"lower",
-     [](const Call& call) {
+     [](const TestCall& call) {
        call.interpreter.work(Interpreter::cost(call.subject));
        return python_text::is_lower(to_text(call.subject, call.interpreter.max_bytes()));
      }},
     {"upper",
-     [](const Call& call) {
+     [](const TestCall& call) {
        call.interpreter.work(Interpreter::cost(call.subject));
        return python_text::is_upper(to_text(call.subject, call.interpreter.max_bytes()));
      }},
     {"filter",
-     [](const Call& call) {
+     [](const TestCall& call) {
        return is_filter(to_text(call.subject, call.interpreter.max_bytes()));
      }},
     {"test",
-     [](const Call& call) { return is_test(to_text(call.subject, call.interpreter.max_bytes())); }},
+     [](const TestCall& call) {
+       return is_test(to_text(call.subject, call.interpreter.max_bytes()));
+     }},
     {"eq", kEqual},
     {"equalto", kEqual},
     {"==", kEqual},

@@ -137,7 +137,7 @@ Value filter_round(const FilterCall& call) {
                      scale);
 }
 
-constexpr Filter kFilters[] = {
+constexpr Filter kNumberFilters[] = {
     {"abs", filter_abs},
     {"float", filter_float},
     {"int", filter_int},
@@ -146,6 +146,6 @@ constexpr Filter kFilters[] = {
 
 }  // namespace
 
-std::span<const Filter> number_filters() { return kFilters; }
+std::span<const Filter> number_filters() { return kNumberFilters; }
 
 }  // namespace heddle::data::jinja

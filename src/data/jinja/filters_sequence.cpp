@@ -313,7 +313,7 @@ Value filter_unique(const FilterCall& call) {
   return Value::iterator(std::move(out));
 }
 
-constexpr Filter kFilters[] = {
+constexpr Filter kSequenceFilters[] = {
     {"attr", filter_attr},
     {"batch", filter_batch},
     {"count", filter_length},
@@ -341,6 +341,6 @@ constexpr Filter kFilters[] = {
 
 }  // namespace
 
-std::span<const Filter> sequence_filters() { return kFilters; }
+std::span<const Filter> sequence_filters() { return kSequenceFilters; }
 
 }  // namespace heddle::data::jinja

@@ -153,7 +153,7 @@ Value filter_wordcount(const FilterCall& call) {
   return Value::integer(words);
 }
 
-constexpr Filter kFilters[] = {
+constexpr Filter kTextFilters[] = {
     {"capitalize", filter_capitalize},
     {"center", filter_center},
     {"format", filter_format},
@@ -171,6 +171,6 @@ constexpr Filter kFilters[] = {
 
 }  // namespace
 
-std::span<const Filter> text_filters() { return kFilters; }
+std::span<const Filter> text_filters() { return kTextFilters; }
 
 }  // namespace heddle::data::jinja

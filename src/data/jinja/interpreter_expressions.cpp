@@ -4,7 +4,7 @@
 
 namespace heddle::data::jinja {
 
-using Kind = Expr::Kind;
+using ExprKind = Expr::Kind;
 using Op = Expr::Op;
 
 namespace {
@@ -156,53 +156,53 @@ Value Interpreter::item(const Value& object, const Value& key) const {
 }
 
 Value Interpreter::evaluate(const Expr& expr) {
-  if (expr.kind == Kind::kConstant) return expr.constant;
-  if (expr.kind == Kind::kName) return evaluate_name(expr);
+  if (expr.kind == ExprKind::kConstant) return expr.constant;
+  if (expr.kind == ExprKind::kName) return evaluate_name(expr);
   const Depth depth(*this);
   line_ = expr.line;
   switch (expr.kind) {
-    case Kind::kList:
-    case Kind::kTuple:
+    case ExprKind::kList:
+    case ExprKind::kTuple:
       return evaluate_list(expr);
-    case Kind::kDict:
+    case ExprKind::kDict:
       return evaluate_dict(expr);
-    case Kind::kAttribute:
+    case ExprKind::kAttribute:
       return evaluate_attribute(expr);
-    case Kind::kItem: {
+    case ExprKind::kItem: {
       const Value object = evaluate(*expr.parts[0]);
       const Value key = evaluate(*expr.parts[1]);
       line_ = expr.line;
       if (object.is_string()) work(object.as_string().size());
       return item(object, key);
     }
-    case Kind::kSlice:
+    case ExprKind::kSlice:
       return evaluate_slice(expr);
-    case Kind::kCall:
+    case ExprKind::kCall:
       return evaluate_call(expr);
-    case Kind::kFilter:
+    case ExprKind::kFilter:
       return evaluate_filter(expr, nullptr);
-    case Kind::kTest:
+    case ExprKind::kTest:
       return evaluate_test(expr);
-    case Kind::kNot:
+    case ExprKind::kNot:
       return Value::boolean(!evaluate(*expr.parts[0]).truthy());
-    case Kind::kNegative:
-    case Kind::kPositive:
+    case ExprKind::kNegative:
+    case ExprKind::kPositive:
       return evaluate_sign(expr);
-    case Kind::kAnd: {
+    case ExprKind::kAnd: {
       Value left = evaluate(*expr.parts[0]);
       return left.truthy() ? evaluate(*expr.parts[1]) : left;
     }
-    case Kind::kOr: {
+    case ExprKind::kOr: {
       Value left = evaluate(*expr.parts[0]);
       return left.truthy() ? left : evaluate(*expr.parts[1]);
     }
-    case Kind::kConcat:
+    case ExprKind::kConcat:
       return evaluate_concat(expr);
-    case Kind::kBinary:
+    case ExprKind::kBinary:
       return evaluate_binary(expr);
-    case Kind::kCompare:
+    case ExprKind::kCompare:
       return evaluate_compare(expr);
-    case Kind::kConditional:
+    case ExprKind::kConditional:
       if (evaluate(*expr.parts[0]).truthy()) return evaluate(*expr.parts[1]);
       return expr.parts[2] ? evaluate(*expr.parts[2]) : Value::undefined();
     default:
@@ -263,7 +263,8 @@ Value Interpreter::evaluate_list(const Expr& expr) {
   items.reserve(expr.parts.size());
   for (const ExprPtr& part : expr.parts) items.push_back(evaluate(*part));
   line_ = expr.line;
-  return expr.kind == Kind::kList ? Value::list(std::move(items)) : Value::tuple(std::move(items));
+  return expr.kind == ExprKind::kList ? Value::list(std::move(items))
+                                      : Value::tuple(std::move(items));
 }
 
 Value Interpreter::evaluate_dict(const Expr& expr) {
@@ -300,7 +301,7 @@ CallArguments Interpreter::evaluate(const Arguments& arguments) {
 
 Value Interpreter::evaluate_call(const Expr& expr) {
   const Expr& callee = *expr.parts[0];
-  if (callee.kind == Kind::kAttribute) {
+  if (callee.kind == ExprKind::kAttribute) {
     const Value self = evaluate(*callee.parts[0]);
     if (has_method(self, callee.name)) {
       const CallArguments arguments = evaluate(expr.arguments);
@@ -349,7 +350,7 @@ Value Interpreter::call(const Value& callee, const CallArguments& arguments) {
 Value Interpreter::evaluate_filter(const Expr& expr, const Value* subject) {
   // A filter or set block gives the subject of the innermost filter.
   const Value value = expr.parts[0] == nullptr ? *subject
-                      : subject != nullptr && expr.parts[0]->kind == Kind::kFilter
+                      : subject != nullptr && expr.parts[0]->kind == ExprKind::kFilter
                           ? evaluate_filter(*expr.parts[0], subject)
                           : evaluate(*expr.parts[0]);
   const CallArguments arguments = evaluate(expr.arguments);
@@ -382,10 +383,10 @@ Value Interpreter::evaluate_sign(const Expr& expr) {
   if (!value.is_number()) fail("bad operand type for a sign: '{}'", value.type_name());
   if (value.is(Value::Kind::kBigInt)) {
     const std::string& digits = value.digits();
-    if (expr.kind == Kind::kPositive) return value;
+    if (expr.kind == ExprKind::kPositive) return value;
     return Value::integer_of(digits.starts_with('-') ? digits.substr(1) : '-' + digits);
   }
-  if (expr.kind == Kind::kPositive)
+  if (expr.kind == ExprKind::kPositive)
     return value.is_integral() ? Value::integer(value.as_int()) : value;
   return value.is_integral() ? subtract(Value::integer(0), value) : Value::real(-value.as_double());
 }

@@ -34,7 +34,7 @@ void check_limits(const Arguments& in, const at::Tensor& q, const at::Tensor& v,
 
 /// query, key [T, Nk, 128], value [T, Nv, 128], g [T, Nv] log decay, beta [T, Nv]; the state [S,
 /// Nv, Dv, Dk] is read and written.
-Results forward(const Arguments& in) {
+Results rule_forward(const Arguments& in) {
   const at::Tensor q = in.tensor("query"), k = in.tensor("key"), v = in.tensor("value"),
                    beta = in.tensor("beta"), g = in.tensor("g"),
                    lengths = in.tensor("actual_seq_lengths");
@@ -75,7 +75,7 @@ std::span<const FusedOperator> gated_delta_rule_operators() {
       {{"npu_chunk_gated_delta_rule(Tensor query, Tensor key, Tensor value, *, "
         "Tensor? beta=None, Tensor? initial_state=None, Tensor? actual_seq_lengths=None, "
         "float? scale=None, Tensor? g=None) -> (Tensor, Tensor)",
-        forward}}};
+        rule_forward}}};
   return kOperators;
 }
 

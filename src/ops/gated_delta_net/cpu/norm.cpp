@@ -18,14 +18,14 @@ namespace {
 
 constexpr std::int64_t kBlockRows = 512;
 
-const NormKernels& kernels() { return HEDDLE_CPU_SELECT(norm_kernels)(); }
+const NormKernels& chosen_norm_kernels() { return HEDDLE_CPU_SELECT(norm_kernels)(); }
 
-struct Call {
+struct NormCall {
   at::Tensor x, z, weight;
   NormArgs args{};
   std::int64_t rows;
 
-  Call(const at::Tensor& x_in, const at::Tensor& z_in, const at::Tensor& weight_in, double eps)
+  NormCall(const at::Tensor& x_in, const at::Tensor& z_in, const at::Tensor& weight_in, double eps)
       : x(head_rows(x_in)),
         z(head_rows(z_in)),
         weight(weight_in.to(compute_type(x_in)).contiguous()),
@@ -53,12 +53,12 @@ std::optional<std::string> refuse_norm(const GatedRmsNorm::Dims& dims) {
 
 std::pair<at::Tensor, at::Tensor> norm_forward(const at::Tensor& x, const at::Tensor& z,
                                                const at::Tensor& weight, double eps) {
-  Call call(x, z, weight, eps);
+  NormCall call(x, z, weight, eps);
   const at::Tensor y = call.like_x();
   const at::Tensor rstd = at::empty({x.size(0), x.size(1)}, x.options().dtype(compute_type(x)));
   call.args.y = y.mutable_data_ptr();
   call.args.rstd = rstd.mutable_data_ptr();
-  const auto work = kernels().forward[cpu_element(x)];
+  const auto work = chosen_norm_kernels().forward[cpu_element(x)];
   at::parallel_for(0, call.rows, kBlockRows,
                    [&](std::int64_t first, std::int64_t last) { work(call.args, first, last); });
   return {y, rstd};
@@ -67,7 +67,7 @@ std::pair<at::Tensor, at::Tensor> norm_forward(const at::Tensor& x, const at::Te
 std::vector<at::Tensor> norm_backward(const at::Tensor& x, const at::Tensor& z,
                                       const at::Tensor& weight, const at::Tensor& rstd,
                                       const at::Tensor& grad_y) {
-  Call call(x, z, weight, 0);
+  NormCall call(x, z, weight, 0);
   const at::Tensor dy = grad_y.contiguous(), dx = call.like_x(), dz = call.like_x();
   const std::int64_t blocks = (call.rows + kBlockRows - 1) / kBlockRows;
   const at::Tensor dw = at::zeros({blocks, call.args.V}, rstd.options());
@@ -75,7 +75,7 @@ std::vector<at::Tensor> norm_backward(const at::Tensor& x, const at::Tensor& z,
   call.args.dy = dy.const_data_ptr();
   call.args.dx = dx.mutable_data_ptr();
   call.args.dz = dz.mutable_data_ptr();
-  const auto work = kernels().backward[cpu_element(x)];
+  const auto work = chosen_norm_kernels().backward[cpu_element(x)];
   char* sums = static_cast<char*>(dw.mutable_data_ptr());
   const std::int64_t bytes = call.args.V * static_cast<std::int64_t>(dw.element_size());
   at::parallel_for(0, blocks, 1, [&](std::int64_t first, std::int64_t last) {

@@ -19,7 +19,7 @@
 namespace heddle::ops::gdn_cpu {
 namespace {
 
-const RuleKernels& kernels() { return HEDDLE_CPU_SELECT(rule_kernels)(); }
+const RuleKernels& chosen_rule_kernels() { return HEDDLE_CPU_SELECT(rule_kernels)(); }
 
 void check_head_dims(const at::Tensor& q, const at::Tensor& v) {
   const auto reason = refuse({.head_k_dim = q.size(2), .head_v_dim = v.size(2)});
@@ -30,12 +30,12 @@ const void* data(const at::Tensor& x) { return x.defined() ? x.const_data_ptr() 
 void* mutable_data(const at::Tensor& x) { return x.defined() ? x.mutable_data_ptr() : nullptr; }
 
 /// The inputs as the kernels want them; holds what had to be copied.
-struct Call {
+struct RuleCall {
   at::Tensor q, k, v, g, beta, initial;
   std::vector<long> first_segment;
   RuleArgs args{};
 
-  explicit Call(const GatedDeltaRule::Inputs& in)
+  explicit RuleCall(const GatedDeltaRule::Inputs& in)
       : q(head_rows(in.q)),
         k(head_rows(in.k)),
         v(head_rows(in.v)),
@@ -100,7 +100,8 @@ struct Plan {
   /// Each unit on whichever thread is free; a unit's result does not depend on the thread.
   void run(void (*work)(const RuleArgs&, const RuleUnit&, void*), const RuleArgs& a,
            bool backward) const {
-    const auto count = backward ? kernels().backward_bytes : kernels().forward_bytes;
+    const auto count =
+        backward ? chosen_rule_kernels().backward_bytes : chosen_rule_kernels().forward_bytes;
     const auto bytes = static_cast<std::int64_t>(count(a, heads));
     const std::int64_t workers =
         std::min<std::int64_t>(at::get_num_threads(), static_cast<std::int64_t>(units.size()));
@@ -127,7 +128,7 @@ std::optional<std::string> refuse(const GatedDeltaRule::Dims& dims) {
 
 GatedDeltaRuleForward forward(const GatedDeltaRule::Inputs& in, bool keep) {
   check_head_dims(in.q, in.v);
-  Call call(in);
+  RuleCall call(in);
   RuleArgs& a = call.args;
   const at::TensorOptions wide = in.q.options().dtype(compute_type(in.q));
   GatedDeltaRuleForward out;
@@ -143,14 +144,14 @@ GatedDeltaRuleForward forward(const GatedDeltaRule::Inputs& in, bool keep) {
   }
   a.o = mutable_data(out.o);
   a.final = mutable_data(out.final_state);
-  Plan(a, in.sequences.count()).run(kernels().forward[cpu_element(in.q)], a, false);
+  Plan(a, in.sequences.count()).run(chosen_rule_kernels().forward[cpu_element(in.q)], a, false);
   return out;
 }
 
 GatedDeltaRuleGradients backward(const GatedDeltaRule::Inputs& in,
                                  const GatedDeltaRuleForward& forward, const at::Tensor& grad_o,
                                  const at::Tensor& grad_final_state) {
-  Call call(in);
+  RuleCall call(in);
   RuleArgs& a = call.args;
   const at::TensorOptions wide = in.q.options().dtype(compute_type(in.q));
   const at::Tensor d_o =
@@ -188,9 +189,9 @@ GatedDeltaRuleGradients backward(const GatedDeltaRule::Inputs& in,
     a.dq_parts = mutable_data(dq_parts);
     a.dk_parts = mutable_data(dk_parts);
   }
-  plan.run(kernels().backward[cpu_element(in.q)], a, true);
+  plan.run(chosen_rule_kernels().backward[cpu_element(in.q)], a, true);
   if (plan.parts > 1) {
-    const auto reduce = kernels().reduce[cpu_element(in.q)];
+    const auto reduce = chosen_rule_kernels().reduce[cpu_element(in.q)];
     at::parallel_for(0, a.T, 64, [&](std::int64_t first, std::int64_t last) {
       reduce(a, plan.parts, first, last);
     });
@@ -202,12 +203,12 @@ at::Tensor decode(const GatedDeltaRuleDecode::Inputs& in, const CacheRows& rows)
   check_head_dims(in.q, in.v);
   Sequences each;  // the token boundaries are not read
   each.cu_seqlens_host = {0};
-  const Call call(
+  const RuleCall call(
       {in.q, in.k, in.v, in.g, in.beta, {}, std::move(each), {in.scale, in.normalize_qk, false}});
   RuleArgs a = call.args;
   at::Tensor o = at::empty({a.T, a.Hv, a.V}, in.v.options());
   a.o = mutable_data(o);
-  const auto work = kernels().step[cpu_element(in.q)];
+  const auto work = chosen_rule_kernels().step[cpu_element(in.q)];
   char* base = static_cast<char*>(in.states.mutable_data_ptr());
   const std::int64_t state_bytes = a.K * a.V * static_cast<std::int64_t>(in.states.element_size());
   // About a microsecond of work at least for each task.
