@@ -29,6 +29,8 @@ class ParityTest : public ::testing::Test {
  protected:
   static void SetUpTestSuite() { runs_ = std::make_unique<LaunchedRuns>(); }
   static void TearDownTestSuite() { runs_.reset(); }
+  /// Steps of each run: beyond the one after which some evaluate and save.
+  static inline std::size_t steps_ = 6;
 
   /// Each layout of a variant runs once.
   static const std::vector<LaunchedRuns::Step>& steps_of(const Variant& variant,
@@ -45,12 +47,12 @@ class ParityTest : public ::testing::Test {
         << variant.name << ", " << layout.name << ":\n"
         << runs_->printed(run);
     steps = runs_->metrics(run);
-    EXPECT_EQ(steps.size(), 10u);
+    EXPECT_EQ(steps.size(), steps_);
     return steps;
   }
 
-  /// How far roundings alone take the gradient norm of ten steps: that of a layout in float32 from
-  /// its own in float64. Other kernels round otherwise and cannot be asked to be nearer.
+  /// How far roundings alone take the gradient norm of these steps: that of a layout in float32
+  /// from its own in float64. Other kernels round otherwise and cannot be asked to be nearer.
   static double norm_of_rounding(const Variant& variant, const Layout& layout) {
     const auto& exact = steps_of(variant, layout, kFloat64);
     const auto& steps = steps_of(variant, layout, kFloat32);
@@ -113,6 +115,7 @@ class ParityTest : public ::testing::Test {
     more.insert(more.end(), variant.overrides.begin(), variant.overrides.end());
     if (!layout.simulation.empty()) more.push_back("device.name=npu");
     more.push_back(std::string("model.dtype=") + precision.name);
+    more.push_back(fmt::format("train.max_steps={}", steps_));
     more.push_back("data.train=" + (runs_->directory() / variant.rows).string());
     more.push_back("data.eval=" + runs_->first_rows(variant.rows).string());
     return more;
@@ -311,7 +314,13 @@ TEST_F(ParityTest, OfOneSimulatedNpuAndOneCpu) {
   compare(variant("dense, full, recomputed"), on_npus(kOneRank), kLooseFloat32);
 }
 
-class SlowParityTest : public ParityTest {};
+class SlowParityTest : public ParityTest {
+ protected:
+  static void SetUpTestSuite() {
+    ParityTest::SetUpTestSuite();
+    steps_ = 10;
+  }
+};
 
 // The rule of dtypes lifted: NPUs against one CPU.
 TEST_F(SlowParityTest, OfSimulatedNpusInFloat64) {

@@ -24,7 +24,7 @@ using cuda::GatedDeltaNetTensor;
 constexpr std::int64_t kMaxGroup = 8;
 
 /// A [T,H,D] tensor as the kernels want it: rows of whole heads that start on 16 bytes.
-at::Tensor with_whole_rows(const at::Tensor& x) {
+at::Tensor with_disjoint_rows(const at::Tensor& x) {
   const bool fits = x.stride(2) == 1 && (x.size(1) == 1 || x.stride(1) == x.size(2)) &&
                     x.stride(0) % 8 == 0 && x.stride(0) >= x.size(1) * x.size(2) &&
                     reinterpret_cast<std::uintptr_t>(x.const_data_ptr()) % 16 == 0;
@@ -48,9 +48,9 @@ struct Call {
   cudaStream_t stream;
 
   Call(const GatedDeltaRule::Inputs& in, GatedDeltaNetKernel kernel)
-      : q(with_whole_rows(in.q)),
-        k(with_whole_rows(in.k)),
-        v(with_whole_rows(in.v)),
+      : q(with_disjoint_rows(in.q)),
+        k(with_disjoint_rows(in.k)),
+        v(with_disjoint_rows(in.v)),
         g(in.g.contiguous()),
         beta(in.beta.contiguous()),
         initial(in.initial_state.defined() ? in.initial_state.contiguous() : at::Tensor()),
@@ -110,7 +110,7 @@ GatedDeltaRuleGradients backward(const GatedDeltaRule::Inputs& in,
                                  const at::Tensor& grad_final_state) {
   const Call call(in, kKernel);
   const at::Tensor d_o =
-      grad_o.defined() ? with_whole_rows(grad_o) : at::zeros(in.v.sizes(), in.v.options());
+      grad_o.defined() ? with_disjoint_rows(grad_o) : at::zeros(in.v.sizes(), in.v.options());
   const at::Tensor d_final =
       grad_final_state.defined() ? grad_final_state.contiguous() : at::Tensor();
   // Columns of one tensor, as those of the projection that q, k and v usually come from.

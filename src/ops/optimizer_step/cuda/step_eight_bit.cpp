@@ -9,7 +9,7 @@
 namespace heddle::ops::adamw_cuda {
 namespace {
 
-void run(const std::vector<AdamwTensor>& tensors, const AdamwOptions& options) {
+void run_eight_bit(const std::vector<AdamwTensor>& tensors, const AdamwOptions& options) {
   std::vector<at::Tensor> gradients;  // kept until the launches
   std::vector<cuda::AdamwEightBitTensor> table;
   for (const AdamwTensor& tensor : tensors) {
@@ -37,6 +37,6 @@ void run(const std::vector<AdamwTensor>& tensors, const AdamwOptions& options) {
 
 }  // namespace
 
-Step step_eight_bit() { return run; }
+Step step_eight_bit() { return run_eight_bit; }
 
 }  // namespace heddle::ops::adamw_cuda

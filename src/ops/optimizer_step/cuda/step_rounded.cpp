@@ -9,7 +9,7 @@
 namespace heddle::ops::adamw_cuda {
 namespace {
 
-void run(const std::vector<AdamwTensor>& tensors, const AdamwOptions& options) {
+void run_rounded(const std::vector<AdamwTensor>& tensors, const AdamwOptions& options) {
   std::vector<at::Tensor> gradients;  // kept until the launches
   std::vector<cuda::AdamwRoundedTensor> table;
   for (const AdamwTensor& tensor : tensors) {
@@ -28,6 +28,6 @@ void run(const std::vector<AdamwTensor>& tensors, const AdamwOptions& options) {
 
 }  // namespace
 
-Step step_rounded() { return run; }
+Step step_rounded() { return run_rounded; }
 
 }  // namespace heddle::ops::adamw_cuda

@@ -37,7 +37,7 @@ cuda::AdamwEntry entry_of(const AdamwTensor& t) {
   return entry;
 }
 
-void run(const std::vector<AdamwTensor>& tensors, const AdamwOptions& options) {
+void run_wide(const std::vector<AdamwTensor>& tensors, const AdamwOptions& options) {
   const cuda::AdamwScalars scalars = scalars_of(options);
   std::vector<cuda::AdamwEntry> entries;
   std::vector<AdamwTensor> others;
@@ -60,7 +60,7 @@ void run(const std::vector<AdamwTensor>& tensors, const AdamwOptions& options) {
 
 }  // namespace
 
-Step step_wide() { return run; }
+Step step_wide() { return run_wide; }
 
 void step_groups(const std::vector<AdamwGroup>& groups) {
   cuda::AdamwGroups tables;
@@ -80,7 +80,7 @@ void step_groups(const std::vector<AdamwGroup>& groups) {
       tables.add(entry);
     }
     tables.scalars.push_back(scalars_of(group.options));
-    if (!others.empty()) run(others, group.options);
+    if (!others.empty()) run_wide(others, group.options);
   }
   if (first == nullptr) return;
   const cuda::OnDevice on(*first);
