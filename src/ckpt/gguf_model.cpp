@@ -118,7 +118,8 @@ class GgufModel {
   std::int64_t number(const char* key) const {
     const auto found = text_.find(key);
     if (found == text_.end() || !found->is_number_integer() || found->get<std::int64_t>() < 0)
-      throw_error<ModelError>("{}: config.json has no number '{}'", source_.path().string(), key);
+      throw_error<ModelError>("{}: config.json has no number '{}', which a GGUF file states",
+                              source_.path().string(), key);
     return found->get<std::int64_t>();
   }
   std::int64_t number_or(const char* key, std::int64_t otherwise) const {

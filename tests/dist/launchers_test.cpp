@@ -1,6 +1,7 @@
 // The ranks of a job may be started by any launcher, and one rank needs none.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 
 #include <array>
 #include <cmath>
@@ -116,6 +117,35 @@ TEST_F(LaunchersTest, TwoHosts) {
   }
   for (const pid_t host : hosts) EXPECT_EQ(testing::wait_for(host), 0);
   EXPECT_NEAR(runs_.metrics("run").at(1).loss, runs_.metrics("alone").at(1).loss, 1e-8);
+}
+
+TEST_F(LaunchersTest, AFrozenHostOfTheStoreEndsTheOthersAtTheDeadline) {
+  // Rank 0 serves the store where no launcher of ours does.
+  for (const Words& layout :
+       {Words{"parallel.tp=2"}, {"parallel.pp=2"}, {"parallel.fsdp=2", "ckpt.every=1"}}) {
+    const std::string free = port();
+    Words words = layout;
+    words.insert(words.end(), {"train.max_steps=100000", "parallel.timeout_s=4"});
+    std::array<pid_t, 2> ranks{};
+    for (std::size_t r = 0; r < 2; ++r) {
+      const std::string rank = std::to_string(r);
+      ranks[r] = testing::start_heddle(runs_.command("run", 0, "dense", words),
+                                       runs_.log_of("rank" + rank),
+                                       {{"OMPI_COMM_WORLD_RANK", rank},
+                                        {"OMPI_COMM_WORLD_SIZE", "2"},
+                                        {"OMPI_COMM_WORLD_LOCAL_RANK", rank},
+                                        {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+                                        {"MASTER_PORT", free}});
+    }
+    EXPECT_TRUE(testing::has_made(ranks[0], runs_.directory() / "run/metrics.jsonl"));
+    kill(ranks[0], SIGSTOP);
+    EXPECT_TRUE(testing::has_ended_within(ranks[1], std::chrono::seconds(20))) << layout.front();
+    kill(ranks[0], SIGKILL);
+    testing::wait_for(ranks[0]);
+    EXPECT_NE(testing::wait_for(ranks[1]), 0);
+    EXPECT_THAT(runs_.printed("rank1"), ::testing::HasSubstr("error:")) << layout.front();
+    std::filesystem::remove_all(runs_.directory() / "run");
+  }
 }
 
 /// Two processes that a launcher other than ours started with different words.

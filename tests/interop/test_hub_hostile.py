@@ -65,6 +65,15 @@ def test_an_answer_is_refused_in_one_line(tmp_path, name):
         assert written < 1 << 20
 
 
+@pytest.mark.parametrize("words", ["\x1b[2Jgone", "\x9b31mred", "a\x08\x08b", "\x1b]0;title\x07", "x" * 60000])
+def test_words_of_a_header_are_not_obeyed(tmp_path, words):
+    with Hub({"org/tiny": {"config.json": b"{}"}}, faults={"/revision/": ("header", {"X_Error_Message": words})}) as hub:
+        result = World(tmp_path, hub).score("org/tiny")
+        assert result.returncode == 2 and result.stderr.startswith("error: ") and result.stderr.count("\n") == 1, result.stderr
+        assert not any(ord(c) < 32 and c != "\n" or 127 <= ord(c) < 160 for c in result.stderr), result.stderr
+        assert len(result.stderr) < 6000
+
+
 def test_a_list_of_pages_without_end_ends(tmp_path):
     """Each page names itself as the next one."""
     page = json.dumps([{"type": "file", "oid": git_hash(b"%d" % i), "size": 1, "path": f"a/{i}.txt"} for i in range(3000)]).encode()
