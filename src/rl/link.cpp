@@ -150,8 +150,9 @@ void Link::look_for_failures() {
     pulse_seen_ = now;
   } else if (now - pulse_seen_ > timeout_) {
     throw_error<CommError>(
-        "rl: rank 0 of the {} gave no sign of life for {:.3g} s (sync.timeout_s)",
-        is_trainer() ? assembly::kRollouts : assembly::kTrainers, timeout_.count());
+        "rl: rank {}, the first of the {}, gave no sign of life for {:.3g} s (sync.timeout_s)",
+        is_trainer() ? world_.size() : 0, is_trainer() ? assembly::kRollouts : assembly::kTrainers,
+        timeout_.count());
   }
 }
 
