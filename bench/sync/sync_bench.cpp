@@ -8,8 +8,8 @@
 // same tensors one by one: queued one after the other without a check, and each acknowledged before
 // the next, as interfaces do that update one named parameter a call.
 // Each publication has other weights: one tensor is drawn anew before it. Both sides tell how much
-// memory they took beside the weights, and how much they hold after the first and the last one; with
-// many REPEATS the times of the first and the last quarter tell whether the rate stays.
+// memory they took beside the weights, and how much they hold after the first and the last one;
+// with many REPEATS the times of the first and the last quarter tell whether the rate stays.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -207,11 +207,10 @@ void send(const Settings& settings, comm::StandaloneMeeting meeting, Hashes& has
     memory.published();
   }
   const std::int64_t bytes = publisher.manifest().bytes();
-  fmt::print(
-      "{}: {} tensors, {:.3f} GB in {} buckets of at most {:.1f} MiB, {} publications\n",
-      settings.preset, parts.size(), static_cast<double>(bytes) / 1e9,
-      publisher.manifest().buckets().size(),
-      static_cast<double>(publisher.manifest().largest_bucket()) / (1 << 20), hashes.size());
+  fmt::print("{}: {} tensors, {:.3f} GB in {} buckets of at most {:.1f} MiB, {} publications\n",
+             settings.preset, parts.size(), static_cast<double>(bytes) / 1e9,
+             publisher.manifest().buckets().size(),
+             static_cast<double>(publisher.manifest().largest_bucket()) / (1 << 20), hashes.size());
   memory.print("sender");
   print("buckets, checked on both sides", seconds, bytes);
   print_quarters(seconds);
