@@ -24,7 +24,7 @@ struct ModelArguments {
   std::string dtype;   ///< Empty: float32 on the CPU, bfloat16 elsewhere.
   std::string device;  ///< Empty: assembly::usual_device().
   int threads = 0;
-  std::vector<std::string> layout;  ///< parallel.*=N: how several ranks divide the model.
+  std::vector<std::string> layout;  ///< parallel.*=N, kernels.*=NAME.
 };
 
 void add_model_arguments(CLI::App& command, ModelArguments& arguments);

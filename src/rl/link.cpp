@@ -127,7 +127,21 @@ std::optional<std::string> Link::receive_within(comm::Seconds patience) {
   return receive();
 }
 
+std::string Link::other_side() const {
+  return fmt::format("rank {}, the first of the {}", is_trainer() ? world_.size() : 0,
+                     is_trainer() ? assembly::kRollouts : assembly::kTrainers);
+}
+
 std::string Link::carry(std::string message, std::int64_t from) {
+  try {
+    return broadcast(std::move(message), from);
+  } catch (const CommError& error) {
+    // The trainer holds the group's store: when it is frozen, the group's own error names nobody.
+    throw_error<CommError>("rl: a message of or to {}: {}", other_side(), error.what());
+  }
+}
+
+std::string Link::broadcast(std::string message, std::int64_t from) {
   at::Tensor size = at::empty({1}, at::kLong);
   *size.mutable_data_ptr<std::int64_t>() = std::ssize(message);
   messages_->broadcast(size, from);
@@ -149,9 +163,8 @@ void Link::look_for_failures() {
     last_pulse_ = pulse;
     pulse_seen_ = now;
   } else if (now - pulse_seen_ > timeout_) {
-    throw_error<CommError>(
-        "rl: rank 0 of the {} gave no sign of life for {:.3g} s (sync.timeout_s)",
-        is_trainer() ? assembly::kRollouts : assembly::kTrainers, timeout_.count());
+    throw_error<CommError>("rl: {}, gave no sign of life for {:.3g} s (sync.timeout_s)",
+                           other_side(), timeout_.count());
   }
 }
 

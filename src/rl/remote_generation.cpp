@@ -75,7 +75,15 @@ std::string RemoteGeneration::ask(const std::string& message) {
 void RemoteGeneration::publish(const char* message) {
   const auto begin = Clock::now();
   ask(nlohmann::json{{"do", message}, {"version", version_}}.dump());
-  const sync::SyncReport report = publisher_.publish(version_);
+  const sync::SyncReport report = [&] {
+    try {
+      return publisher_.publish(version_);
+    } catch (const CommError& error) {
+      // The group of the weights counts its own ranks.
+      throw_error<CommError>("weights of version {} to the rollouts, the ranks from {} on: {}",
+                             version_, trainers_.size(), error.what());
+    }
+  }();
   hash_ = report.weights_hash;
   sync_s_ = seconds_since(begin);
   is_published_ = true;

@@ -101,7 +101,7 @@ class Service {
   void take_weights(bool is_new_version, std::int64_t version) {
     if (is_new_version) generation_.prepare_update();
     link_->send("ready");
-    const std::int64_t received = subscriber_.receive();
+    const std::int64_t received = receive(version);
     if (received != version)
       throw_error<CommError>("weights of version {} came as version {}", version, received);
     // Replicas that own rows of each other's values exchange them.
@@ -110,6 +110,16 @@ class Service {
       generation_.updated();
     } else {
       generation_.weights_changed();
+    }
+  }
+
+  /// Whoever holds the group's store is its sender: when that one is frozen, the group's own error
+  /// can name nobody.
+  std::int64_t receive(std::int64_t version) {
+    try {
+      return subscriber_.receive();
+    } catch (const CommError& error) {
+      throw_error<CommError>("weights of version {} from rank 0: {}", version, error.what());
     }
   }
 
