@@ -52,6 +52,13 @@ void add_layout_argument(CLI::App& command, ModelArguments& arguments) {
       ->type_name("[parallel.*=N ...]");
 }
 
+void add_kernel_argument(CLI::App& command, ModelArguments& arguments) {
+  command
+      .add_option("kernels", arguments.layout,
+                  "Kernels, as in a configuration: kernels.fallback=allow")
+      ->type_name("[kernels.*=NAME ...]");
+}
+
 namespace {
 
 /// How the ranks divide the model, and by which kernels it runs.
