@@ -66,8 +66,9 @@ std::vector<std::int64_t> LostRollouts::given_up() {
     if (!why) continue;
     lost_[rank] = *why;
     ranks.push_back(rank);
-    log::warning("rank {}, a rollout, {}; it is ended, and the job goes on as long as others are left",
-                 rank, *why);
+    log::warning(
+        "rank {}, a rollout, {}; it is ended, and the job goes on as long as others are left", rank,
+        *why);
   }
   return ranks;
 }

@@ -125,7 +125,8 @@ std::map<std::int64_t, std::string> Roster::find_lost() {
     if (Clock::now() - begun > kDiagnosis) {
       for (const auto& [rank, age] : ages) {
         if (age + kSurvey < kDiagnosis) continue;
-        give_up(rank, fmt::format("gave no sign of life for {:.1f} s after a failure", age.count()));
+        give_up(rank,
+                fmt::format("gave no sign of life for {:.1f} s after a failure", age.count()));
       }
       look();
       return lost;
@@ -152,8 +153,8 @@ void Roster::reform(const std::string& failure) {
     const std::vector<std::int64_t> replica(
         members_.ranks.begin() + static_cast<std::ptrdiff_t>(first),
         members_.ranks.begin() + static_cast<std::ptrdiff_t>(first) + replica_);
-    const bool is_whole = std::ranges::none_of(
-        replica, [&](std::int64_t rank) { return lost.contains(rank); });
+    const bool is_whole =
+        std::ranges::none_of(replica, [&](std::int64_t rank) { return lost.contains(rank); });
     for (const std::int64_t rank : replica) {
       if (is_whole) {
         left.push_back(rank);
@@ -169,8 +170,9 @@ void Roster::reform(const std::string& failure) {
       "rl: {}{}; the run goes on with {} of {} rollout ranks, as generation {}: what was being "
       "generated is generated again",
       reason,
-      with_them.empty() ? "" : fmt::format(", and its replica ends (ranks {})",
-                                           fmt::join(with_them, ", ")),
+      with_them.empty()
+          ? ""
+          : fmt::format(", and its replica ends (ranks {})", fmt::join(with_them, ", ")),
       members_.ranks.size(), before, members_.generation);
 }
 
@@ -185,11 +187,10 @@ void Roster::open_generation(Membership members) {
   meeting_ = comm::Store::serve(std::move(listener), trainers_.timeout(), members_.secret)
                  .below(comm::kStorePrefix);
   meeting_->set(comm::kJobKey, nonce_of(members_.generation));
-  store_.set(generation_key(members_.generation),
-             nlohmann::json{{"ranks", members_.ranks},
-                            {"endpoint", members_.endpoint},
-                            {"secret", members_.secret}}
-                 .dump());
+  store_.set(generation_key(members_.generation), nlohmann::json{{"ranks", members_.ranks},
+                                                                 {"endpoint", members_.endpoint},
+                                                                 {"secret", members_.secret}}
+                                                      .dump());
 }
 
 void Roster::await_ready(comm::Seconds timeout) {
@@ -220,7 +221,7 @@ void Roster::dismiss() {
 }
 
 std::optional<Membership> next_generation(const comm::World& job, const Membership& now,
-                                       const std::string& failure, comm::Seconds silence) {
+                                          const std::string& failure, comm::Seconds silence) {
   const comm::Store& store = job.job_store();
   const std::int64_t self = job.environment().rank;
   store.set_if_absent(broken_key(now.generation),

@@ -25,7 +25,7 @@ std::string generation_key(std::int64_t generation);
 
 struct Membership {
   std::int64_t generation = 0;
-  std::vector<std::int64_t> ranks;  ///< Ranks of the job, in the order of their places.
+  std::vector<std::int64_t> ranks;         ///< Ranks of the job, in the order of their places.
   std::string endpoint = {}, secret = {};  ///< Where they meet each other, after the first.
 };
 
@@ -87,8 +87,8 @@ class Roster {
   comm::Seconds silence_;
   comm::Store store_;  ///< Of the job.
   Membership members_;
-  std::int64_t first_;                      ///< Rank of the job that is rollout 0.
-  std::optional<comm::Store> meeting_;      ///< Of this generation, if it is not the first.
+  std::int64_t first_;                  ///< Rank of the job that is rollout 0.
+  std::optional<comm::Store> meeting_;  ///< Of this generation, if it is not the first.
   SignsOfLife signs_;
 };
 
