@@ -18,7 +18,7 @@ class LostRolloutsTest : public ReinforcementTest {
   /// Starts a run whose every step leaves a checkpoint, and waits for the first.
   void start(int ranks, Words settings) {
     settings.insert(settings.end(), {"rl.mode=async", "rl.max_staleness=1", "ckpt.every=1",
-                                     "train.max_steps=16", "sync.timeout_s=6"});
+                                     "train.max_steps=12", "sync.timeout_s=6"});
     settings_ = settings;
     launcher_ = testing::start_heddle(command("run", ranks, settings), runs_.log_of("run"));
     ASSERT_TRUE(testing::has_made(launcher_, checkpoints("run") / "step-00000001"))
@@ -65,10 +65,10 @@ TEST_F(LostRolloutsTest, TheOthersGoOnUntilNoneIsLeft) {
   // The next start has them all again.
   ASSERT_EQ(train("run", 4, settings_), 0) << runs_.printed("run");
   const auto rows = metrics("run");
-  ASSERT_EQ(rows.size(), 16u);
+  ASSERT_EQ(rows.size(), 12u);
   for (const auto& row : rows) EXPECT_LE(row.at("staleness_max"), 1);
   EXPECT_EQ(rows.back().at("rollout_ranks"), 3);
-  expect_ledger("run", 16);
+  expect_ledger("run", 12);
 }
 
 using FaultLostRolloutsTest = LostRolloutsTest;
@@ -83,7 +83,7 @@ TEST_F(FaultLostRolloutsTest, AReplicaIsLostAsAWhole) {
               HasSubstr("ended well without 1 of its 4 rollout ranks: rank 3 was ended by signal 9"));
   EXPECT_THAT(log_of_rank(2), HasSubstr("generation 1 goes on without it (ranks 4, 5)"));
   EXPECT_EQ(metrics("run").back().at("rollout_ranks"), 2);
-  expect_ledger("run", 16);
+  expect_ledger("run", 12);
 }
 
 TEST_F(FaultLostRolloutsTest, ATrainersDeathEndsTheRun) {
@@ -92,7 +92,7 @@ TEST_F(FaultLostRolloutsTest, ATrainersDeathEndsTheRun) {
   EXPECT_EQ(testing::wait_for(launcher_), 128 + SIGKILL) << runs_.printed("run");
   EXPECT_THAT(runs_.printed("run"), HasSubstr("error: rank 0 was ended by signal 9"));
   ASSERT_EQ(train("run", 3, settings_), 0) << runs_.printed("run");
-  expect_ledger("run", 16);
+  expect_ledger("run", 12);
 }
 
 }  // namespace
