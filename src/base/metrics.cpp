@@ -112,6 +112,7 @@ std::span<const Metric* const> all_metrics() {
                                       &kGenTokensPerSecond,
                                       &kGenSeconds,
                                       &kScoreSeconds,
+                                      &kRolloutRanks,
                                       &kWaitSeconds,
                                       &kSyncSeconds,
                                       &kGroupsAllRight,

@@ -149,6 +149,8 @@ inline constexpr Metric kGenTokensPerSecond{"gen_tokens_per_s", Unit::kTokensPer
                                             "while tokens were drawn"};
 inline constexpr Metric kGenSeconds{"gen_s", Unit::kSeconds, "time of drawing them"};
 inline constexpr Metric kScoreSeconds{"score_s", Unit::kSeconds, "time of judging them"};
+inline constexpr Metric kRolloutRanks{"rollout_ranks", Unit::kCount,
+                                      "ranks of `rl.rollout_ranks` that still generate"};
 inline constexpr Metric kWaitSeconds{"wait_s", Unit::kSeconds,
                                      "the trainer's wait for its batch, with `rl.rollout_ranks`"};
 inline constexpr Metric kSyncSeconds{"sync_s", Unit::kSeconds,

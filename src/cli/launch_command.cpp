@@ -27,6 +27,7 @@
 #include "cli/application.h"
 #include "cli/command.h"
 #include "cli/continuation.h"
+#include "cli/lost_rollouts.h"
 #include "cli/rank_processes.h"
 #include "comm/launch_environment.h"
 #include "comm/mesh.h"
@@ -131,16 +132,16 @@ void require_devices(const config::DeviceName& first, std::int64_t processes) {
 }
 
 /// Errors that every rank would find in the command's words and configuration are reported once,
-/// before any is started. Throws ConfigError, FileError.
-void check_command(const std::vector<std::string>& command, std::int64_t processes,
-                   std::int64_t ranks) {
+/// before any is started. Returns the ranks that the job may lose. Throws ConfigError, FileError.
+LostRollouts check_command(const std::vector<std::string>& command, std::int64_t processes,
+                           std::int64_t ranks) {
   std::vector<std::string> words;
   for (const std::string& word : std::span(command).subspan(1)) {
-    if (word == "--help" || word == "-h") return;
+    if (word == "--help" || word == "-h") return {};
     if (!word.starts_with("-")) words.push_back(word);
   }
   // Single operators have no layout; each rank says so.
-  if (command.front() == "bench" && std::ranges::find(words, "step") == words.end()) return;
+  if (command.front() == "bench" && std::ranges::find(words, "step") == words.end()) return {};
   config::RunConfig config;
   if (is_training_command(command.front())) {
     ConfigArguments split = split_config_arguments(words);
@@ -165,6 +166,7 @@ void check_command(const std::vector<std::string>& command, std::int64_t process
   }
   require_devices(config.device.name, processes);
   assembly::require_layout(config, ranks);
+  return {config, ranks};
 }
 
 /// Blocks the signals that the launcher hands on, and takes them one by one.
@@ -237,7 +239,7 @@ class Launch {
     const std::string nonce = nonce_of(options_);
     secret_ = secret_of(options_);
     try {
-      check_command(options_.command, options_.processes, ranks());
+      rollouts_ = check_command(options_.command, options_.processes, ranks());
     } catch (const std::exception& error) {
       tell_other_hosts(master, nonce, error.what());
       throw;
@@ -263,6 +265,7 @@ class Launch {
                   .below(comm::kStorePrefix);
       store->set(comm::kJobKey, nonce);
     }
+    rollouts_.set_place(master, secret_);
     return watch(signals, store);
   }
 
@@ -341,7 +344,7 @@ class Launch {
     bool is_reported = false;
     Clock::time_point deadline = Clock::time_point::max();
     const auto take = [&](const RankEnd& end) {
-      if (end.status == 0 || first) return;
+      if (end.status == 0 || first || rollouts_.survives(end)) return;
       first = end;
       deadline = Clock::now() + kGrace;
     };
@@ -350,6 +353,7 @@ class Launch {
       const int signal = signals.wait(kPoll);
       if (signal != 0 && signal != SIGCHLD) ranks_.signal_all(signal == SIGHUP ? SIGTERM : signal);
       while (const auto end = ranks_.poll()) take(*end);
+      for (const std::int64_t rank : rollouts_.given_up()) ranks_.signal(rank, SIGKILL);
       // The others' messages show whether it is one rank's failure or a mistake that all found.
       const bool is_over = ranks_.empty() || Clock::now() >= deadline;
       if (first && !is_reported && (is_over || first->signal != 0)) {
@@ -361,6 +365,7 @@ class Launch {
       deadline = Clock::time_point::max();
     }
     if (first && !is_reported) report(*first, store);
+    if (!first) rollouts_.report();
     return first ? first->status : 0;
   }
 
@@ -394,6 +399,7 @@ class Launch {
   LaunchOptions options_;
   std::string secret_;
   RankProcesses ranks_;
+  LostRollouts rollouts_;
   std::map<std::int64_t, std::ifstream> logs_;
   std::optional<RankEnd> early_end_;  ///< End of a rank before all were started.
 };
@@ -434,6 +440,7 @@ void add_launch_command(CLI::App& app, Action& action) {
       "Rank 0 writes to this terminal, every rank to its file. When one rank fails, its message "
       "is\n"
       "printed, the others end within 10 s, and the exit status is that rank's.\n"
+      "Rollouts of rl that are killed or freeze are left behind while others are left.\n"
       "\n"
       "Examples:\n"
       "  heddle launch --nproc 4 -- sft run.yaml parallel.fsdp=4\n"

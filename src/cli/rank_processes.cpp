@@ -104,4 +104,10 @@ void RankProcesses::signal_all(int number) const {
   for (const auto& [pid, rank] : ranks_) kill(pid, number);
 }
 
+void RankProcesses::signal(std::int64_t rank, int number) const {
+  for (const auto& [pid, running] : ranks_) {
+    if (running == rank) kill(pid, number);
+  }
+}
+
 }  // namespace heddle::cli

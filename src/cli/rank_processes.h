@@ -37,6 +37,8 @@ class RankProcesses {
   /// The next rank that ended, without waiting.
   std::optional<RankEnd> poll();
   void signal_all(int number) const;
+  /// Does nothing if the rank does not run here.
+  void signal(std::int64_t rank, int number) const;
   bool empty() const { return ranks_.empty(); }
 
  private:

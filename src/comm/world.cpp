@@ -14,6 +14,7 @@
 #include "base/errors.h"
 #include "base/text.h"
 #include "comm/device_watch.h"
+#include "comm/part_loss.h"
 
 namespace heddle::comm {
 namespace {
@@ -35,6 +36,12 @@ std::string arrival_key(std::int64_t rank) { return fmt::format("arrived/{}", ra
 
 Store store_of(const JobPart& part, const Store& job) {
   return part.name.empty() ? job : job.below(part.name);
+}
+
+/// Why the ranks of a part must not wait for each other any more.
+std::optional<std::string> loss_of(const JobPart& part, const Store& store) {
+  if (part.name.empty()) return std::nullopt;
+  return store.find(kPartLossKey);
 }
 
 }  // namespace
@@ -223,6 +230,7 @@ void World::arrive() {
       throw_error<CommError>("rank {} failed: {}", failure->substr(0, space),
                              failure->substr(space + 1));
     }
+    if (const auto loss = loss_of(part_, store_)) throw CommError(*loss);
     if (Clock::now() < deadline) continue;
     throw_error<CommError>("rendezvous at {}: rank {} waited {:.3g} s (parallel.timeout_s) for {}",
                            where, rank(), timeout_.count(), missing_ranks());
@@ -260,7 +268,7 @@ std::optional<std::string> World::failure_of_another() const {
     pulse_->lose(error.what());
     throw;
   }
-  if (!found) return std::nullopt;
+  if (!found) return loss_of(part_, store_);
   const auto space = found->find(' ');
   const std::string who = found->substr(0, space);
   if (who == std::to_string(environment_.rank)) return std::nullopt;

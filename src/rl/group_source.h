@@ -37,6 +37,7 @@ struct Batch {
   /// anew, with another seed.
   nlohmann::json state = {};
   double waited_s = 0, sync_s = 0;  ///< Other ranks generate: for the batch, for weights before it.
+  std::int64_t rollout_ranks = 0;   ///< Other ranks generate: how many they are.
 };
 
 /// Where batches come from: the model in training, or other ranks. All trainer ranks make the same

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <thread>
@@ -23,20 +24,20 @@ constexpr comm::Seconds kSurvey{0.5};  ///< Between two looks for failures.
 /// Members that speak for the trainers and for the rollouts.
 constexpr std::int64_t kTrainer = 0, kRollout = 1;
 
-/// One group, whose generation is its number among the two.
-comm::StandaloneMeeting start(const config::SyncSection& options, const comm::World& world,
-                              std::int64_t generation) {
-  const comm::Store& store = world.job_store();
-  const std::string key = fmt::format("rl/invitation/{}", generation);
+/// One group, whose number counts all that the job has made.
+comm::StandaloneMeeting start(const config::SyncSection& options, const comm::World& job,
+                              const Membership& rollouts, std::int64_t number) {
+  const comm::Store& store = job.job_store();
+  const std::string key = fmt::format("rl/invitation/{}", number);
   const comm::Seconds timeout(options.timeout_s);
-  if (world.part() == assembly::kTrainers) {
+  if (job.part() == assembly::kTrainers) {
     comm::Listener listener(
-        comm::make_endpoint(world.address(), 0, "the address of the trainer's rank 0"));
+        comm::make_endpoint(job.address(), 0, "the address of the trainer's rank 0"));
     const sync::Invitation invitation{
-        .endpoint = comm::make_endpoint(world.address(), listener.port(), "the listener"),
+        .endpoint = comm::make_endpoint(job.address(), listener.port(), "the listener"),
         .secret = random_hex(16),
-        .generation = generation,
-        .size = 1 + world.environment().world - world.size()};
+        .generation = number,
+        .size = 1 + std::ssize(rollouts.ranks)};
     store.set(key, invitation.to_text());
     return comm::StandaloneMeeting::start(invitation.options(0, timeout), std::move(listener));
   }
@@ -47,8 +48,10 @@ comm::StandaloneMeeting start(const config::SyncSection& options, const comm::Wo
         "(sync.rendezvous_timeout_s)",
         options.rendezvous_timeout_s);
   }
+  const auto place =
+      std::ranges::find(rollouts.ranks, job.environment().rank) - rollouts.ranks.begin();
   return comm::StandaloneMeeting::start(
-      sync::Invitation::from_text(*text).options(world.rank() + 1, timeout));
+      sync::Invitation::from_text(*text).options(place + 1, timeout));
 }
 
 }  // namespace
@@ -74,10 +77,12 @@ std::string carrier_of(const sync::SyncOptions& options) {
   return fmt::format("{}, from device to device", options.device.is_cuda() ? "nccl" : "hccl");
 }
 
-Channels meet(const config::SyncSection& options, const comm::World& world,
-              const std::string& run) {
+Channels meet(const config::SyncSection& options, const comm::World& job,
+              const Membership& rollouts, const std::string& run) {
   // Both meetings are under way before either is awaited.
-  comm::StandaloneMeeting messages = start(options, world, 0), weights = start(options, world, 1);
+  const std::int64_t first = 2 * rollouts.generation;
+  comm::StandaloneMeeting messages = start(options, job, rollouts, first),
+                          weights = start(options, job, rollouts, first + 1);
   Channels channels{sync::make_channel(messages.wait()), sync::make_channel(weights.wait())};
   for (const std::string& other : channels.messages->gather(run)) {
     if (other != run) {
@@ -89,17 +94,17 @@ Channels meet(const config::SyncSection& options, const comm::World& world,
   return channels;
 }
 
-Link::Link(std::unique_ptr<sync::Channel> messages, const comm::World& world, comm::Seconds timeout)
+Link::Link(std::unique_ptr<sync::Channel> messages, const comm::World& job, std::int64_t generation,
+           std::function<void()> look_for_failures)
     : messages_(std::move(messages)),
-      world_(world),
-      store_(world.job_store().reconnected()),
-      timeout_(timeout),
-      own_key_(fmt::format("rl/messages/{}", world.part())),
-      pulse_seen_(Clock::now()),
+      store_(job.job_store().reconnected()),
+      look_for_failures_(std::move(look_for_failures)),
       next_look_(Clock::now()) {
-  const std::string other = is_trainer() ? assembly::kRollouts : assembly::kTrainers;
-  other_key_ = fmt::format("rl/messages/{}", other);
-  other_pulse_ = comm::pulse_key(other, 0);
+  const auto key_of = [&](const char* part) {
+    return fmt::format("rl/messages/{}/{}", generation, part);
+  };
+  own_key_ = key_of(is_trainer() ? assembly::kTrainers : assembly::kRollouts);
+  other_key_ = key_of(is_trainer() ? assembly::kRollouts : assembly::kTrainers);
 }
 
 void Link::send(const std::string& message) {
@@ -109,7 +114,10 @@ void Link::send(const std::string& message) {
 }
 
 bool Link::is_announced() {
-  look_for_failures();
+  if (const auto now = Clock::now(); now >= next_look_) {
+    next_look_ = now + std::chrono::duration_cast<Clock::duration>(kSurvey);
+    look_for_failures_();
+  }
   return store_.add(other_key_, 0) > received_;
 }
 
@@ -127,17 +135,13 @@ std::optional<std::string> Link::receive_within(comm::Seconds patience) {
   return receive();
 }
 
-std::string Link::other_side() const {
-  return fmt::format("rank {}, the first of the {}", is_trainer() ? world_.size() : 0,
-                     is_trainer() ? assembly::kRollouts : assembly::kTrainers);
-}
-
 std::string Link::carry(std::string message, std::int64_t from) {
   try {
     return broadcast(std::move(message), from);
   } catch (const CommError& error) {
     // The trainer holds the group's store: when it is frozen, the group's own error names nobody.
-    throw_error<CommError>("rl: a message of or to {}: {}", other_side(), error.what());
+    throw_error<CommError>("rl: a message of or to {}: {}",
+                           is_trainer() ? "the rollouts" : "rank 0, the trainer", error.what());
   }
 }
 
@@ -151,21 +155,6 @@ std::string Link::broadcast(std::string message, std::int64_t from) {
   if (bytes.numel() > 0) messages_->broadcast(bytes, from);
   const auto* begin = bytes.const_data_ptr<std::uint8_t>();
   return {begin, begin + bytes.numel()};
-}
-
-void Link::look_for_failures() {
-  const auto now = Clock::now();
-  if (now < next_look_) return;
-  next_look_ = now + std::chrono::duration_cast<Clock::duration>(kSurvey);
-  if (const auto failure = world_.failure_of_another()) throw CommError(*failure);
-  const std::string pulse = store_.find(other_pulse_).value_or("");
-  if (pulse != last_pulse_) {
-    last_pulse_ = pulse;
-    pulse_seen_ = now;
-  } else if (now - pulse_seen_ > timeout_) {
-    throw_error<CommError>("rl: {}, gave no sign of life for {:.3g} s (sync.timeout_s)",
-                           other_side(), timeout_.count());
-  }
 }
 
 }  // namespace heddle::rl

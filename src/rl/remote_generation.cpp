@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <exception>
+#include <future>
 #include <utility>
 
 #include "base/errors.h"
@@ -17,6 +18,8 @@ using Clock = std::chrono::steady_clock;
 
 /// So long other trainer ranks wait in a collective at most.
 constexpr comm::Seconds kRound{1};
+/// First characters of what trainer rank 0 tells the others.
+constexpr char kAnswer = '=', kFailure = '!';
 
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
@@ -33,76 +36,169 @@ std::string facts_of_run(const config::RunConfig& config, const Prompts& prompts
 
 RemoteGeneration::RemoteGeneration(const config::RunConfig& config,
                                    const assembly::ModelOnRanks& model, const Prompts& prompts)
-    : trainers_(model.context.mesh.world_group()),
+    : config_(config),
+      prompts_(prompts),
+      device_(model.context.device),
+      world_(model.context.mesh.world()),
+      trainers_(model.context.mesh.world_group()),
       publisher_(trainers_, sync::sent_parts(published(config, model), model.context.mesh),
-                 sync_options(config.sync, model.context.device)) {
-  const comm::World& world = *model.context.mesh.world();
-  if (world.rank() > 0) return;
-  Channels channels = meet(config.sync, world, facts_of_run(config, prompts));
-  publisher_.connect(std::move(channels.weights), 1);
+                 sync_options(config.sync, device_)),
+      state_{{"next_cursor", 0}, {"pending", nlohmann::json::array()}},
+      rollout_ranks_(config.rl.rollout_ranks) {
+  if (world_->rank() > 0) return;
+  roster_ =
+      std::make_unique<Roster>(*world_, config.rollout.tp, comm::Seconds(config.sync.timeout_s));
+  meet_rollouts();
+  connect();
+  roster_->met();
   log::info("weights go to the rollouts by {}: {:.3g} GB in {} buckets",
-            carrier_of(sync_options(config.sync, model.context.device)),
+            carrier_of(sync_options(config.sync, device_)),
             static_cast<double>(publisher_.manifest().bytes()) / 1e9,
             publisher_.manifest().buckets().size());
-  link_ = std::make_unique<Link>(std::move(channels.messages), world,
-                                 comm::Seconds(config.sync.timeout_s));
 }
 
 RemoteGeneration::~RemoteGeneration() {
   if (!link_ || std::uncaught_exceptions() > 0) return;
   try {
-    link_->send(nlohmann::json{{"do", "end"}}.dump());
+    roster_->end();
+    try {
+      roster_->look();
+      link_->send(nlohmann::json{{"do", "end"}}.dump());
+    } catch (const CommError&) {
+      roster_->dismiss();
+    }
   } catch (const std::exception& error) {
     log::warning("rl: the rollouts could not be told that the run is over: {}", error.what());
   }
 }
 
+void RemoteGeneration::meet_rollouts() {
+  met_ = meet(config_.sync, *world_, roster_->members(), facts_of_run(config_, prompts_));
+}
+
+/// On the thread that owns the device.
+void RemoteGeneration::connect() {
+  const std::int64_t generation = roster_->members().generation;
+  publisher_.connect(std::move(met_.weights), generation + 1);
+  link_ = std::make_unique<Link>(std::move(met_.messages), *world_, generation, [this] {
+    if (const auto failure = world_->failure_of_another()) throw CommError(*failure);
+    roster_->look();
+  });
+}
+
 std::string RemoteGeneration::ask(const std::string& message) {
-  if (link_) link_->send(message);
+  bool is_sent = false;
   while (true) {
-    std::optional<std::string> answer;
-    if (link_) answer = link_->receive_within(kRound);
-    if (trainers_.size() == 1) {
-      if (answer) return *answer;
-      continue;
+    // Its first character tells an answer, which may be empty, from a failure and from none.
+    std::string news;
+    if (world_->rank() == 0) {
+      try {
+        if (!std::exchange(is_sent, true)) link_->send(message);
+        if (const auto answer = link_->receive_within(kRound)) news = kAnswer + *answer;
+      } catch (const CommError& error) {
+        news = kFailure + std::string(error.what());
+      }
     }
-    // An answer may be empty, so that a character tells whether there is one.
-    const std::string all = trainers_.all_gather_objects(answer ? "=" + *answer : "").front();
-    if (!all.empty()) return all.substr(1);
+    news = trainers_.all_gather_objects(news).front();
+    if (news.empty()) continue;
+    if (news.front() == kFailure) throw CommError(news.substr(1));
+    return news.substr(1);
   }
 }
 
-void RemoteGeneration::publish(const char* message) {
-  const auto begin = Clock::now();
-  ask(nlohmann::json{{"do", message}, {"version", version_}}.dump());
-  const sync::SyncReport report = [&] {
+template <class Work>
+void RemoteGeneration::surviving(const Work& work) {
+  while (true) {
     try {
-      return publisher_.publish(version_);
+      work();
+      return;
     } catch (const CommError& error) {
-      // The group of the weights counts its own ranks.
-      throw_error<CommError>("weights of version {} to the rollouts, the ranks from {} on: {}",
-                             version_, trainers_.size(), error.what());
+      recover(error.what());
     }
-  }();
+  }
+}
+
+void RemoteGeneration::recover(const std::string& failure) {
+  is_published_ = false;
+  link_.reset();
+  std::string reason = failure;
+  std::future<void> meeting;
+  for (std::string news; news.empty();) {
+    if (roster_) {
+      if (!meeting.valid())
+        meeting = std::async(std::launch::async, [this, reason] { meet_those_left(reason); });
+      news = news_of(meeting, reason);
+    }
+    // The other trainer ranks look every second whether it is done.
+    news = trainers_.all_gather_objects(news).front();
+    if (news.empty()) continue;
+    if (news.front() == kFailure) throw CommError(news.substr(1));
+    rollout_ranks_ = std::stoll(news.substr(1));
+  }
+  surviving([&] { tell_state(); });
+}
+
+void RemoteGeneration::meet_those_left(std::string reason) {
+  while (true) {
+    roster_->reform(reason);
+    try {
+      roster_->await_ready(comm::Seconds(config_.parallel.timeout_s));
+      meet_rollouts();
+      return;
+    } catch (const CommError& error) {
+      reason = error.what();
+    }
+  }
+}
+
+std::string RemoteGeneration::news_of(std::future<void>& meeting, std::string& reason) {
+  if (meeting.wait_for(kRound) != std::future_status::ready) return "";
+  try {
+    meeting.get();
+    try {
+      connect();
+    } catch (const CommError& error) {
+      reason = error.what();  // of a further loss: they meet again
+      return "";
+    }
+    return kAnswer + std::to_string(roster_->members().ranks.size());
+  } catch (const std::exception& error) {
+    return kFailure + std::string(error.what());
+  }
+}
+
+void RemoteGeneration::tell_state() {
+  ask(nlohmann::json{{"do", "restore"}, {"state", state_}, {"version", version_}}.dump());
+}
+
+void RemoteGeneration::publish() {
+  const auto begin = Clock::now();
+  ask(nlohmann::json{{"do", is_published_ ? "update" : "refresh"}, {"version", version_}}.dump());
+  const sync::SyncReport report = publisher_.publish(version_);
   hash_ = report.weights_hash;
-  sync_s_ = seconds_since(begin);
+  sync_s_ += seconds_since(begin);
   is_published_ = true;
   log::debug("rl: weights {} published: {} bytes in {:.3f} s", version_, report.bytes,
              report.seconds);
 }
 
 Batch RemoteGeneration::next() {
-  if (!is_published_) publish("refresh");
-  const auto begin = Clock::now();
-  Batch batch = batch_from_bytes(ask(nlohmann::json{{"do", "next"}}.dump()));
-  batch.waited_s = seconds_since(begin);
+  Batch batch;
+  surviving([&] {
+    if (!is_published_) publish();
+    const auto begin = Clock::now();
+    batch = batch_from_bytes(ask(nlohmann::json{{"do", "next"}}.dump()));
+    batch.waited_s = seconds_since(begin);
+  });
   batch.sync_s = std::exchange(sync_s_, 0);
+  batch.rollout_ranks = rollout_ranks_;
+  state_ = batch.state;
   return batch;
 }
 
 void RemoteGeneration::updated() {
   ++version_;
-  publish("update");
+  surviving([&] { publish(); });
 }
 
 std::string RemoteGeneration::weights_hash() {
@@ -111,8 +207,9 @@ std::string RemoteGeneration::weights_hash() {
 
 void RemoteGeneration::restore(const nlohmann::json& state, std::int64_t version) {
   version_ = version;
+  state_ = state;
   is_published_ = false;
-  ask(nlohmann::json{{"do", "restore"}, {"state", state}, {"version", version}}.dump());
+  surviving([&] { tell_state(); });
 }
 
 }  // namespace heddle::rl

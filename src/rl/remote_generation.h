@@ -1,5 +1,6 @@
 #pragma once
 
+#include <future>
 #include <memory>
 #include <string>
 
@@ -7,6 +8,7 @@
 #include "config/run_config.h"
 #include "rl/group_source.h"
 #include "rl/link.h"
+#include "rl/membership.h"
 #include "rl/prompts.h"
 #include "sync/weight_sync.h"
 
@@ -14,7 +16,9 @@ namespace heddle::rl {
 
 /// Batches that the rollout ranks of the job generate (run_rollouts()), on the trainer's ranks. The
 /// weights go to them before the first batch and after each step; they generate while the trainer
-/// trains, as far as rl.max_staleness admits.
+/// trains, as far as rl.max_staleness admits. When one dies or freezes, the others go on as the
+/// next generation, with the weights and from the batch that the trainer had last; a CommError
+/// comes only when nobody is left, or for a failure that no loss explains.
 class RemoteGeneration final : public GroupSource {
  public:
   /// Meets the rollouts. All trainer ranks call it together; throws as meet(), and ModelError if
@@ -33,12 +37,31 @@ class RemoteGeneration final : public GroupSource {
  private:
   /// The rollouts' answer to a message; on all trainer ranks.
   std::string ask(const std::string& message);
-  void publish(const char* message);
+  void publish();
+  void tell_state();
+  void meet_rollouts();
+  void connect();
+  /// Does the work, anew with those that are left whenever rollouts are lost.
+  template <class Work>
+  void surviving(const Work& work);
+  /// After a failure on all trainer ranks: goes on with the rollouts that are left, or throws.
+  void recover(const std::string& failure);
+  /// On rank 0: until a generation has met the trainer. Throws if nobody is left.
+  void meet_those_left(std::string reason);
+  /// On rank 0: what the other trainer ranks are told of the meeting; "" as long as it lasts.
+  std::string news_of(std::future<void>& meeting, std::string& reason);
 
+  const config::RunConfig& config_;
+  const Prompts& prompts_;
+  c10::Device device_;
+  std::shared_ptr<comm::World> world_;
   comm::Group trainers_;
-  std::unique_ptr<Link> link_;  ///< On rank 0.
+  std::unique_ptr<Roster> roster_;  ///< On rank 0, as the two below.
+  std::unique_ptr<Link> link_;
+  Channels met_;
   sync::Publisher publisher_;
-  std::int64_t version_ = 0;
+  nlohmann::json state_;  ///< After the last batch.
+  std::int64_t version_ = 0, rollout_ranks_;
   bool is_published_ = false;
   std::uint64_t hash_ = 0;  ///< Checksum of what was published last.
   double sync_s_ = 0;

@@ -10,6 +10,7 @@
 #include "rl/batch_bytes.h"
 #include "rl/generation.h"
 #include "rl/link.h"
+#include "rl/membership.h"
 #include "rl/published.h"
 #include "rl/remote_generation.h"
 #include "sync/weight_sync.h"
@@ -45,20 +46,38 @@ Rollouts place(const config::RunConfig& config, const std::shared_ptr<comm::Worl
   return rollouts;
 }
 
+/// Throws CommError if the job has failed or the trainer falls silent.
+void look_at_trainer(const comm::World& job, SignsOfLife& signs, comm::Seconds silence) {
+  if (const auto failure = failure_of_job(job)) throw CommError(*failure);
+  if (signs.age(comm::pulse_key(assembly::kTrainers, 0)) <= silence) return;
+  throw_error<CommError>(
+      "rl: rank 0 of the trainers gave no sign of life for {:.3g} s (sync.timeout_s)",
+      silence.count());
+}
+
 /// Answers the trainer's messages, and generates in between.
 class Service {
  public:
-  Service(const config::RunConfig& config, const comm::World& world, Rollouts& rollouts,
-          const Prompts& prompts)
+  Service(const config::RunConfig& config, const comm::World& job, const Membership& members,
+          Rollouts& rollouts, const Prompts& prompts)
       : model_(rollouts.model),
         everybody_(model_.context.mesh.world_group()),
         generation_(config, model_, rollouts.tokenizer, prompts),
         subscriber_(sync::received_parts(published(config, model_)),
                     sync_options(config.sync, model_.context.device)) {
-    Channels channels = meet(config.sync, world, facts_of_run(config, prompts));
-    subscriber_.connect(std::move(channels.weights), 1);
-    link_ = std::make_unique<Link>(std::move(channels.messages), world,
-                                   comm::Seconds(config.sync.timeout_s));
+    if (members.generation > 0) {
+      // The trainer invites once all have placed their part of the model.
+      everybody_.barrier();
+      if (everybody_.rank() == 0) say_ready(*model_.context.mesh.world());
+    }
+    Channels channels = meet(config.sync, job, members, facts_of_run(config, prompts));
+    subscriber_.connect(std::move(channels.weights), members.generation + 1);
+    const comm::Seconds silence(config.sync.timeout_s);
+    link_ = std::make_unique<Link>(
+        std::move(channels.messages), job, members.generation,
+        [&job, silence, signs = SignsOfLife(job.job_store().reconnected())]() mutable {
+          look_at_trainer(job, signs, silence);
+        });
   }
 
   void run() {
@@ -133,11 +152,28 @@ class Service {
 
 }  // namespace
 
-void run_rollouts(const config::RunConfig& config, const std::shared_ptr<comm::World>& world) {
+void run_rollouts(const config::RunConfig& config, const std::shared_ptr<comm::World>& job) {
   const config::RunConfig own = assembly::rollout_layout(config);
-  Rollouts rollouts = place(own, world);
-  const Prompts prompts(config, train::DataPart::kTrain, *rollouts.tokenizer);
-  Service(config, *world, rollouts, prompts).run();
+  Membership members = all_rollouts(*job);
+  // The job's world lives on: it gives this rank's sign of life.
+  std::shared_ptr<comm::World> world = job;
+  while (true) {
+    std::string failure;
+    try {
+      if (!world) world = join(*job, members);
+      Rollouts rollouts = place(own, world);
+      const Prompts prompts(config, train::DataPart::kTrain, *rollouts.tokenizer);
+      Service(config, *job, members, rollouts, prompts).run();
+      return;
+    } catch (const CommError& error) {
+      failure = error.what();
+    }
+    world.reset();
+    const std::optional<Membership> next =
+        next_generation(*job, members, failure, comm::Seconds(config.sync.timeout_s));
+    if (!next) return;
+    members = *next;
+  }
 }
 
 }  // namespace heddle::rl

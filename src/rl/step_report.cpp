@@ -61,6 +61,7 @@ void report_generation(const Batch& batch, bool has_rollout_ranks, train::StepIn
                    generating > 0 ? static_cast<double>(counts.tokens) / generating : 0);
   info.metrics.set(metric::kGenSeconds, generating);
   if (has_rollout_ranks) {
+    info.metrics.set(metric::kRolloutRanks, static_cast<double>(batch.rollout_ranks));
     info.metrics.set(metric::kWaitSeconds, batch.waited_s);
     info.metrics.set(metric::kSyncSeconds, batch.sync_s);
   }

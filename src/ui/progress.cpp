@@ -58,6 +58,8 @@ std::vector<std::string> facts_of(const StepMetrics& m) {
   facts.push_back(fmt::format("loss {:.4f}", m.loss));
   if (const double* length = m.extra(metric::kLengthMean))
     facts.push_back(fmt::format("length {:.1f}", *length));
+  if (const double* ranks = m.extra(metric::kRolloutRanks))
+    facts.push_back(fmt::format("{:.0f} rollout{}", *ranks, *ranks == 1 ? "" : "s"));
   if (const double* eval = m.extra(metric::kEvalLoss))
     facts.push_back(fmt::format("eval loss {:.4f}", *eval));
   facts.push_back(fmt::format("lr {:.2e}", m.lr));
