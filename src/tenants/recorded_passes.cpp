@@ -95,11 +95,20 @@ RecordedPasses::Recorded* RecordedPasses::recorded_for(std::span<const Piece> pi
 
 RecordedPasses::Recorded* RecordedPasses::record(Shape shape, std::span<const Piece> pieces) {
   try {
-    if (recorded_.size() == kMostGraphs) recorded_.pop_front();
+    if (recorded_.size() == kMostGraphs) {
+      device::synchronize(base_.context.device);  // which may be at it
+      recorded_.pop_front();
+    }
     objective::LocalBatch batch = joint_batch(*base_.model, pieces);
     objective::LossRows rows(*base_.model, batch.host, 1);
-    recorded_.push_back({std::move(shape), std::move(batch), std::move(rows),
-                         stand_ins_.places_for(sets_of(pieces)), {}, {}, nullptr, nullptr});
+    recorded_.push_back({std::move(shape),
+                         std::move(batch),
+                         std::move(rows),
+                         stand_ins_.places_for(sets_of(pieces)),
+                         {},
+                         {},
+                         nullptr,
+                         nullptr});
     Recorded& pass = recorded_.back();
     for (std::size_t p = 0; p < pass.places.size(); ++p)
       pass.batch.adapters[p].set = pass.places[p].set.get();
@@ -145,10 +154,15 @@ void RecordedPasses::queue(Recorded& pass) {
       pass.forward.get());
 }
 
+void RecordedPasses::drop_graphs() {
+  device::synchronize(base_.context.device);  // which may be at one of them
+  recorded_.clear();
+}
+
 void RecordedPasses::give_up(const std::string& reason) {
   log::warning("training passes are not recorded as graphs from here on: {}", reason);
   records_ = false;
-  recorded_.clear();
+  drop_graphs();
 }
 
 void RecordedPasses::make_room() {
@@ -163,7 +177,7 @@ void RecordedPasses::make_room() {
       "{} recorded training passes are given up for the memory of one of another shape; they are "
       "recorded anew when they come again",
       recorded_.size());
-  recorded_.clear();
+  drop_graphs();
 }
 
 }  // namespace heddle::tenants

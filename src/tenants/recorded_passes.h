@@ -70,6 +70,7 @@ class RecordedPasses {
   Recorded* recorded_for(std::span<const Piece> pieces);
   Recorded* record(Shape shape, std::span<const Piece> pieces);
   void queue(Recorded& pass);
+  void drop_graphs();
   void give_up(const std::string& reason);
   /// Gives the graphs' memory back where a pass launched beside them may not fit.
   void make_room();
@@ -77,7 +78,7 @@ class RecordedPasses {
   assembly::ModelOnRanks& base_;
   StandIns stand_ins_{base_};
   bool records_ = true;
-  int releases_ = 0;  ///< How often graphs went for a launched pass.
+  int releases_ = 0;               ///< How often graphs went for a launched pass.
   std::deque<Recorded> recorded_;  ///< Oldest first.
   std::deque<Shape> met_;          ///< Once; oldest first.
 };

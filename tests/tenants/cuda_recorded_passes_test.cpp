@@ -86,14 +86,14 @@ class Tenants {
       trained_.losses.push_back(result.metrics.at("loss:sum"));
       for (const DatumOutput& output : result.data) trained_.logprobs.push_back(output.logprobs);
     }
-    for (const PassShape& pass : trainer_.last_passes())
-      trained_.recorded.push_back(pass.recorded);
+    for (const PassShape& pass : trainer_.last_passes()) trained_.recorded.push_back(pass.recorded);
   }
   void step(const std::vector<std::size_t>& which) {
     std::vector<SetUpdate> updates;
     for (const std::size_t i : which) {
-      updates.push_back({sets_[i], {.lr = 1e-3 * static_cast<double>(i + 1),
-                                    .grad_clip_norm = i % 2 == 0 ? 0.5 : 0}});
+      updates.push_back(
+          {sets_[i],
+           {.lr = 1e-3 * static_cast<double>(i + 1), .grad_clip_norm = i % 2 == 0 ? 0.5 : 0}});
     }
     for (const StepResult& result : trainer_.optim_steps(updates))
       trained_.norms.push_back(result.grad_norm);
