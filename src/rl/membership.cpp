@@ -19,8 +19,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr comm::Seconds kSurvey{0.5};  ///< Between two looks at signs of life.
-constexpr std::chrono::milliseconds kPoll{20};
+constexpr comm::Seconds kSignEvery{0.5};  ///< Between two looks at signs of life.
+constexpr std::chrono::milliseconds kStorePoll{20};
 /// A rank that gave no sign for so long after a failure is its cause: five signs are missing.
 constexpr comm::Seconds kDiagnosis{2.5};
 /// Ranks that die together are heard of within this time.
@@ -124,14 +124,14 @@ std::map<std::int64_t, std::string> Roster::find_lost() {
     for (const std::int64_t rank : members_.ranks) ages[rank] = signs.age(pulse_of(rank));
     if (Clock::now() - begun > kDiagnosis) {
       for (const auto& [rank, age] : ages) {
-        if (age + kSurvey < kDiagnosis) continue;
+        if (age + kSignEvery < kDiagnosis) continue;
         give_up(rank,
                 fmt::format("gave no sign of life for {:.1f} s after a failure", age.count()));
       }
       look();
       return lost;
     }
-    std::this_thread::sleep_for(10 * kPoll);
+    std::this_thread::sleep_for(10 * kStorePoll);
   }
 }
 
@@ -205,11 +205,11 @@ void Roster::await_ready(comm::Seconds timeout) {
           members_.generation, fmt::join(members_.ranks, ", "), timeout.count());
     }
     if (now >= next_look) {
-      next_look = now + std::chrono::duration_cast<Clock::duration>(kSurvey);
+      next_look = now + std::chrono::duration_cast<Clock::duration>(kSignEvery);
       if (const auto failure = trainers_.failure_of_another()) throw CommError(*failure);
       look();
     }
-    std::this_thread::sleep_for(kPoll);
+    std::this_thread::sleep_for(kStorePoll);
   }
 }
 
@@ -247,7 +247,7 @@ std::optional<Membership> next_generation(const comm::World& job, const Membersh
           "{}",
           silence.count(), failure);
     }
-    std::this_thread::sleep_for(10 * kPoll);
+    std::this_thread::sleep_for(10 * kStorePoll);
   }
 }
 

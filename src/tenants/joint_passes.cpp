@@ -29,18 +29,10 @@ class JointPass {
       : pieces_(pieces),
         number_(number),
         pass_head_(options.pass_head),
-        joint_(join(model, pieces, extents_)) {
-    const c10::Device device = model.context().device;
-    const auto wide = at::TensorOptions().dtype(model.context().wide_dtype()).device(device);
+        joint_(joint_batch(model, pieces)) {
+    const auto wide =
+        at::TensorOptions().dtype(model.context().wide_dtype()).device(model.context().device);
     sums_.assign(pieces.size(), std::vector<at::Tensor>(1 + options.metrics, at::zeros({}, wide)));
-    for (std::size_t i = 0; i < pieces.size(); ++i) {
-      nn::AdaptedRows rows{pieces[i].set, extents_[i].rows, {}};
-      if (pieces[i].dropout_step > 0 && pieces[i].set->options().dropout > 0) {
-        rows.draws =
-            ops::dropout_draws(extents_[i].token_numbers.to(device), pieces[i].dropout_step);
-      }
-      joint_.adapters.push_back(std::move(rows));
-    }
   }
 
   const LocalBatch& batch() const { return joint_; }
@@ -58,9 +50,9 @@ class JointPass {
     for (std::size_t i = 0; i < pieces_.size(); ++i) {
       LocalBatch own = batch;
       own.host.labels = at::full_like(batch.host.labels, data::kIgnoredLabel);
-      own.host.labels.narrow(0, first, extents_[i].rows)
-          .copy_(batch.host.labels.narrow(0, first, extents_[i].rows));
-      first += extents_[i].rows;
+      const std::int64_t rows = joint_.adapters[i].rows;
+      own.host.labels.narrow(0, first, rows).copy_(batch.host.labels.narrow(0, first, rows));
+      first += rows;
       HeadResult piece = pieces_[i].head(hidden, own);
       sums_[i][0] = piece.loss_sum;
       std::copy(piece.metric_sums.begin(), piece.metric_sums.end(), sums_[i].begin() + 1);
@@ -75,28 +67,9 @@ class JointPass {
   const std::vector<std::vector<at::Tensor>>& sums() const { return sums_; }
 
  private:
-  struct Extent {
-    std::int64_t rows;
-    at::Tensor token_numbers;
-  };
-
-  /// Each piece is padded as if it were alone, so that its products have the same shapes there.
-  static LocalBatch join(const assembly::Model& model, std::span<const Piece> pieces,
-                         std::vector<Extent>& extents) {
-    std::vector<data::Batch> batches;
-    for (const Piece& piece : pieces) {
-      batches.push_back(
-          data::with_dummy_tail(piece.batch, model.padded_tokens(piece.batch.size())));
-      batches.back().number_tokens();
-      extents.push_back({batches.back().size(), batches.back().token_numbers});
-    }
-    return {model, data::joined(batches)};
-  }
-
   std::span<const Piece> pieces_;
   std::size_t number_;  ///< The pass's place.
   PassHead pass_head_;
-  std::vector<Extent> extents_;
   LocalBatch joint_;
   std::vector<std::vector<at::Tensor>> sums_;
 };
@@ -169,6 +142,24 @@ std::vector<std::vector<PieceSums>> sums_over_ranks(const assembly::ModelOnRanks
 }
 
 }  // namespace
+
+objective::LocalBatch joint_batch(const assembly::Model& model, std::span<const Piece> pieces) {
+  std::vector<data::Batch> batches;
+  std::vector<nn::AdaptedRows> adapters;
+  for (const Piece& piece : pieces) {
+    batches.push_back(data::with_dummy_tail(piece.batch, model.padded_tokens(piece.batch.size())));
+    data::Batch& batch = batches.back();
+    batch.number_tokens();
+    adapters.push_back({piece.set, batch.size(), {}});
+    if (piece.dropout_step > 0 && piece.set->options().dropout > 0) {
+      adapters.back().draws =
+          ops::dropout_draws(batch.token_numbers.to(model.context().device), piece.dropout_step);
+    }
+  }
+  LocalBatch joint(model, data::joined(batches));
+  joint.adapters = std::move(adapters);
+  return joint;
+}
 
 std::vector<std::vector<PieceSums>> run_joint_passes(assembly::ModelOnRanks& base,
                                                      std::span<const std::vector<Piece>> passes,

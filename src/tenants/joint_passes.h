@@ -23,6 +23,10 @@ struct Piece {
   std::uint64_t dropout_step = 0;  ///< See objective::LocalBatch.
 };
 
+/// The pieces of one pass end to end, each padded as if it were alone, so that its products have
+/// the same shapes there; with one entry of `adapters` for each.
+objective::LocalBatch joint_batch(const assembly::Model& model, std::span<const Piece> pieces);
+
 struct PieceSums {
   double loss = 0;
   std::vector<double> metrics;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -72,20 +73,25 @@ TrainedSet make_trained_set(assembly::ModelOnRanks& base, const SetOptions& opti
 
 std::vector<StepResult> step(assembly::ModelOnRanks& base, std::span<const SetStep> steps) {
   std::vector<const train::Optimizer*> optimizers;
-  for (const SetStep& set : steps) optimizers.push_back(set.optimizer);
-  const std::vector<double> norms = train::Optimizer::gradient_norms(optimizers);
-  std::vector<StepResult> results;
   std::vector<train::Optimizer::Update> updates;
-  for (std::size_t i = 0; i < steps.size(); ++i) {
-    const auto& [optimizer, lr, clip, loss] = steps[i];
-    results.push_back({norms[i], std::isfinite(norms[i]) && std::isfinite(loss)});
-    if (results.back().updated) {
-      updates.push_back({optimizer, lr, clip > 0 ? std::min(1.0, clip / (norms[i] + 1e-6)) : 1});
-    } else {
-      optimizer->clear_gradients();
-    }
+  for (const SetStep& set : steps) {
+    optimizers.push_back(set.optimizer);
+    updates.push_back({set.optimizer, set.lr});
   }
-  train::Optimizer::step_together(base.model->kernels(), updates);
+  std::vector<StepResult> results;
+  const auto norms = train::Optimizer::queued_gradient_norms(optimizers);
+  train::Optimizer::step_together(base.model->kernels(), updates, [&] {
+    const std::vector<double> found = norms();
+    std::vector<double> multipliers;
+    for (std::size_t i = 0; i < steps.size(); ++i) {
+      const double clip = steps[i].clip_norm;
+      results.push_back({found[i], std::isfinite(found[i]) && std::isfinite(steps[i].loss)});
+      multipliers.push_back(!results[i].updated ? std::numeric_limits<double>::quiet_NaN()
+                            : clip > 0          ? std::min(1.0, clip / (found[i] + 1e-6))
+                                                : 1);
+    }
+    return multipliers;
+  });
   return results;
 }
 

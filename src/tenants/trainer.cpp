@@ -11,11 +11,13 @@
 #include <utility>
 
 #include "base/errors.h"
+#include "base/log.h"
 #include "device/device.h"
 #include "device/upload.h"
 #include "objective/language_model.h"
 #include "tenants/joint_passes.h"
 #include "tenants/loss.h"
+#include "tenants/recorded_passes.h"
 #include "tenants/trained_set.h"
 
 namespace heddle::tenants {
@@ -100,20 +102,18 @@ data::Batch batch_of(std::span<const Datum> data) {
   return batch;
 }
 
-/// Log-probabilities of all rows of some cuts, in their order, first; then each cut's loss and the
-/// gradient by its own. Leaves outputs where they go.
-PassHeadResult apply_head(assembly::Model& model, std::span<const Cut> cuts,
-                          const at::Tensor& hidden, const objective::LocalBatch& batch) {
-  const bool wants_gradients = !cuts[0].work->forward_only;
-  const objective::LossRows rows(model, batch.host, 1);
-  objective::TokenLogprobs logprobs(model, hidden, rows, wants_gradients);
-  const at::Tensor host = logprobs.values().to(at::kCPU, at::kDouble).contiguous();
-  const std::span all(host.const_data_ptr<double>(), static_cast<std::size_t>(host.numel()));
-  PassHeadResult result;
-  std::vector<double> d_logprobs;
+/// Losses of the cuts of one pass.
+struct CutLosses {
+  std::vector<double> sums;        ///< One a cut.
+  std::vector<double> d_logprobs;  ///< Derivatives of them, by row of the cuts in their order.
+};
+
+/// From log-probabilities of all rows of the cuts, in their order. Leaves outputs where they go.
+CutLosses losses_of(std::span<const Cut> cuts, std::span<const double> logprobs) {
+  CutLosses losses;
   std::size_t first = 0;
   for (const Cut& cut : cuts) {
-    const auto values = all.subspan(first, static_cast<std::size_t>(cut.tokens));
+    const auto values = logprobs.subspan(first, static_cast<std::size_t>(cut.tokens));
     const LossValues loss = loss_of(*cut.work, cut.data, values);
     std::size_t place = 0;
     for (std::size_t i = 0; i < cut.data.size(); ++i) {
@@ -126,12 +126,29 @@ PassHeadResult apply_head(assembly::Model& model, std::span<const Cut> cuts,
       }
       place += length;
     }
-    result.losses.push_back(at::tensor(loss.sum, rows.loss_weights.options()));
-    d_logprobs.insert(d_logprobs.end(), loss.d_logprobs.begin(), loss.d_logprobs.end());
+    losses.sums.push_back(loss.sum);
+    losses.d_logprobs.insert(losses.d_logprobs.end(), loss.d_logprobs.begin(),
+                             loss.d_logprobs.end());
     first += values.size();
   }
+  return losses;
+}
+
+/// Log-probabilities of all rows of some cuts first; then each cut's loss and the gradient by its
+/// own.
+PassHeadResult apply_head(assembly::Model& model, std::span<const Cut> cuts,
+                          const at::Tensor& hidden, const objective::LocalBatch& batch) {
+  const bool wants_gradients = !cuts[0].work->forward_only;
+  const objective::LossRows rows(model, batch.host, 1);
+  objective::TokenLogprobs logprobs(model, hidden, rows, wants_gradients);
+  const at::Tensor host = logprobs.values().to(at::kCPU, at::kDouble).contiguous();
+  const CutLosses losses =
+      losses_of(cuts, {host.const_data_ptr<double>(), static_cast<std::size_t>(host.numel())});
+  PassHeadResult result;
+  for (const double sum : losses.sums)
+    result.losses.push_back(at::tensor(sum, rows.loss_weights.options()));
   if (wants_gradients) {
-    const at::Tensor d = at::tensor(d_logprobs, at::kDouble);
+    const at::Tensor d = at::tensor(losses.d_logprobs, at::kDouble);
     result.grad_hidden =
         logprobs.gradient(device::upload(d.to(logprobs.values().scalar_type()), hidden.device()));
   }
@@ -184,6 +201,7 @@ struct Trainer::State {
   std::map<SetId, TrainedSet> sets = {};
   SetId last_id = 0;
   std::vector<PassShape> shapes = {};
+  std::unique_ptr<RecordedPasses> recorded = {};  ///< Null: passes are launched.
 
   TrainedSet& at(SetId id) {
     const auto it = sets.find(id);
@@ -195,11 +213,24 @@ struct Trainer::State {
     return last_id;
   }
   void run(const std::vector<Cut>& cuts, bool wants_gradients);
+  void launch(const std::vector<std::vector<Cut>>& planned,
+              const std::vector<std::vector<Piece>>& passes, bool wants_gradients);
+  /// Puts alike cuts of a pass in the same order in every pass, whoever they belong to.
+  void sort(std::vector<Cut>& pass);
+  /// Whether a graph did all of the pass.
+  bool replay(const std::vector<Cut>& pass, const std::vector<Piece>& pieces);
 };
 
 Trainer::Trainer(assembly::ModelOnRanks& base, const TrainerOptions& options)
     : state_(std::make_unique<State>(State{base, options})) {
   check_promises(base, options);
+  if (!options.records || options.deterministic) return;
+  const std::string reason = RecordedPasses::why_not(base);
+  if (reason.empty()) {
+    state_->recorded = std::make_unique<RecordedPasses>(base);
+  } else if (base.context.device.is_cuda()) {
+    log::info("training passes are not recorded as graphs: {}", reason);
+  }
 }
 Trainer::~Trainer() = default;
 
@@ -207,6 +238,7 @@ SetId Trainer::create(const SetOptions& options) {
   return state_->add(make_trained_set(state_->base, options));
 }
 void Trainer::remove(SetId set) {
+  if (state_->recorded) state_->recorded->forget(*state_->at(set).factors);
   state_->at(set);
   state_->sets.erase(set);
 }
@@ -236,21 +268,32 @@ void Trainer::check(const Work& work) const {
   check_loss(work);
 }
 
-void Trainer::State::run(const std::vector<Cut>& cuts, bool wants_gradients) {
-  std::vector<std::vector<Piece>> passes;
-  const std::vector<std::vector<Cut>> planned = passes_of(cuts, options.pass_tokens);
-  for (const std::vector<Cut>& pass : planned) {
-    passes.emplace_back();
-    // A set has one cut in a pass.
-    shapes.push_back({.sets = static_cast<std::int64_t>(pass.size())});
-    for (const Cut& cut : pass) {
-      shapes.back().sequences += static_cast<std::int64_t>(cut.data.size());
-      shapes.back().tokens += cut.tokens;
-      passes.back().push_back({.set = at(cut.work->set).factors.get(),
-                               .batch = batch_of(cut.data),
-                               .head = head_of(*base.model, cut)});
-    }
+void Trainer::State::sort(std::vector<Cut>& pass) {
+  std::vector<std::pair<std::vector<std::int64_t>, Cut>> keyed;
+  for (const Cut& cut : pass) {
+    std::vector<std::int64_t> lengths;
+    for (const Datum& datum : cut.data) lengths.push_back(std::ssize(datum.tokens));
+    keyed.emplace_back(recorded->order_of(*at(cut.work->set).factors, lengths), cut);
   }
+  std::ranges::stable_sort(
+      keyed, {}, [](const auto& entry) -> const auto& { return entry.first; });
+  for (std::size_t i = 0; i < pass.size(); ++i) pass[i] = keyed[i].second;
+}
+
+bool Trainer::State::replay(const std::vector<Cut>& pass, const std::vector<Piece>& pieces) {
+  CutLosses losses;
+  const bool done = recorded->run(pieces, [&](std::span<const double> logprobs) {
+    losses = losses_of(pass, logprobs);
+    return losses.d_logprobs;
+  });
+  // Rounded as where they go through the device.
+  for (std::size_t i = 0; done && i < pass.size(); ++i)
+    pass[i].result->metrics["loss:sum"] += static_cast<float>(losses.sums[i]);
+  return done;
+}
+
+void Trainer::State::launch(const std::vector<std::vector<Cut>>& planned,
+                            const std::vector<std::vector<Piece>>& passes, bool wants_gradients) {
   JointOptions joint{.wants_gradients = wants_gradients};
   if (!options.deterministic) {
     joint.pass_head = [&](std::size_t pass, const at::Tensor& hidden,
@@ -263,6 +306,34 @@ void Trainer::State::run(const std::vector<Cut>& cuts, bool wants_gradients) {
     for (std::size_t i = 0; i < planned[p].size(); ++i)
       planned[p][i].result->metrics["loss:sum"] += sums[p][i].loss;
   }
+}
+
+void Trainer::State::run(const std::vector<Cut>& cuts, bool wants_gradients) {
+  const bool may_replay = recorded && wants_gradients;
+  std::vector<std::vector<Cut>> planned = passes_of(cuts, options.pass_tokens);
+  std::vector<std::vector<Piece>> passes;
+  for (std::vector<Cut>& pass : planned) {
+    if (may_replay) sort(pass);
+    std::vector<Piece> pieces;
+    // A set has one cut in a pass.
+    PassShape shape{.sets = static_cast<std::int64_t>(pass.size())};
+    for (const Cut& cut : pass) {
+      shape.sequences += static_cast<std::int64_t>(cut.data.size());
+      shape.tokens += cut.tokens;
+      pieces.push_back({.set = at(cut.work->set).factors.get(),
+                        .batch = batch_of(cut.data),
+                        .head = head_of(*base.model, cut)});
+    }
+    if (may_replay) {
+      // One by one: a set's sums come in the order of its cuts.
+      shape.recorded = replay(pass, pieces);
+      if (!shape.recorded) launch({pass}, {std::move(pieces)}, wants_gradients);
+    } else {
+      passes.push_back(std::move(pieces));
+    }
+    shapes.push_back(shape);
+  }
+  if (!may_replay) launch(planned, passes, wants_gradients);
 }
 
 const std::vector<PassShape>& Trainer::last_passes() const { return state_->shapes; }

@@ -86,11 +86,15 @@ struct TrainerOptions {
   /// process is deterministic (device::set_deterministic) for another reason. Refused on other
   /// devices than the CPU, whose library products are not shown to keep the promise.
   bool deterministic = false;
+  /// On a GPU passes whose lengths and sets' structures come again are recorded as graphs of the
+  /// device and replayed, bit for bit the same; says so in last_passes().
+  bool records = true;
 };
 
 /// A pass over sequences of several sets.
 struct PassShape {
   std::int64_t sequences = 0, tokens = 0, sets = 0;
+  bool recorded = false;  ///< Replayed as a graph, not queued launch by launch.
 };
 
 /// Many sets of adapters trained on one frozen base model. Work of several sets shares passes; each

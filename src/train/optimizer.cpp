@@ -153,15 +153,18 @@ double Optimizer::gradient_norm() const {
   return ranks_.owners.size() == 1 ? own : std::sqrt(ranks_.owners.all_reduce_sum(own * own));
 }
 
-std::vector<double> Optimizer::gradient_norms(std::span<const Optimizer* const> optimizers) {
+std::function<std::vector<double>()> Optimizer::queued_gradient_norms(
+    const std::vector<const Optimizer*>& optimizers) {
   std::vector<std::vector<at::Tensor>> gradients;
   for (const Optimizer* optimizer : optimizers) gradients.push_back(optimizer->counted_gradients());
-  std::vector<double> norms = ops::gradient_norms(gradients);
-  for (std::size_t i = 0; i < norms.size(); ++i) {
-    const comm::Group& owners = optimizers[i]->ranks_.owners;
-    if (owners.size() > 1) norms[i] = std::sqrt(owners.all_reduce_sum(norms[i] * norms[i]));
-  }
-  return norms;
+  return [optimizers, queued = ops::queued_gradient_norms(gradients)] {
+    std::vector<double> norms = queued();
+    for (std::size_t i = 0; i < norms.size(); ++i) {
+      const comm::Group& owners = optimizers[i]->ranks_.owners;
+      if (owners.size() > 1) norms[i] = std::sqrt(owners.all_reduce_sum(norms[i] * norms[i]));
+    }
+    return norms;
+  };
 }
 
 namespace {
@@ -269,20 +272,42 @@ void Optimizer::step(const ops::KernelTable& kernels, double lr, double gradient
   clear_gradients();
 }
 
-void Optimizer::step_together(const ops::KernelTable& kernels, std::span<const Update> updates) {
+void Optimizer::step_together(const ops::KernelTable& kernels, std::span<const Update> updates,
+                              const ops::LateMultipliers& multipliers) {
   const ops::NoGradient guard;
   std::vector<ops::AdamwGroup> groups;
-  for (const auto& [optimizer, lr, multiplier] : updates) {
-    if (!optimizer->is_plain_adamw()) {
-      optimizer->step(kernels, lr, multiplier);
-      continue;
-    }
+  std::vector<std::size_t> owners;  // of the groups
+  for (std::size_t i = 0; i < updates.size(); ++i) {
+    const auto& [optimizer, lr] = updates[i];
+    if (!optimizer->is_plain_adamw()) continue;
     optimizer->begin_step();
-    for (ops::AdamwGroup& group : optimizer->adamw_groups(lr, multiplier))
+    for (ops::AdamwGroup& group : optimizer->adamw_groups(lr, 1)) {
       groups.push_back(std::move(group));
+      owners.push_back(i);
+    }
     optimizer->clear_gradients();  // which the groups hold
   }
-  ops::adamw_steps(kernels, groups);
+  std::vector<double> found;
+  ops::adamw_steps(kernels, groups, [&] {
+    found = multipliers();
+    std::vector<double> by_group;
+    for (const std::size_t owner : owners) by_group.push_back(found.at(owner));
+    return by_group;
+  });
+  for (std::size_t i = 0; i < updates.size(); ++i) {
+    const auto& [optimizer, lr] = updates[i];
+    if (std::isnan(found.at(i))) {
+      optimizer->clear_gradients();
+      if (optimizer->is_plain_adamw()) optimizer->take_back_step();
+    } else if (!optimizer->is_plain_adamw()) {
+      optimizer->step(kernels, lr, found[i]);
+    }
+  }
+}
+
+void Optimizer::take_back_step() {
+  --steps_;
+  --updates_;
 }
 
 void Optimizer::begin_step() {

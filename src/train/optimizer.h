@@ -56,14 +56,17 @@ class Optimizer {
 
   // Several optimizers together: the numbers and bits of each by itself, in launches that they
   // share where the kernels have such.
-  /// gradient_norm() of each.
-  static std::vector<double> gradient_norms(std::span<const Optimizer* const> optimizers);
+  /// gradient_norm() of each, queued now: what it returns waits for them.
+  static std::function<std::vector<double>()> queued_gradient_norms(
+      const std::vector<const Optimizer*>& optimizers);
   struct Update {
     Optimizer* optimizer;
-    double lr, gradient_multiplier;
+    double lr;
   };
-  /// step() of each. No optimizer twice.
-  static void step_together(const ops::KernelTable& kernels, std::span<const Update> updates);
+  /// step() of each by its `multipliers`, which are asked for when all else is prepared; one that
+  /// is NaN only clears the gradients. No optimizer twice.
+  static void step_together(const ops::KernelTable& kernels, std::span<const Update> updates,
+                            const ops::LateMultipliers& multipliers);
 
   /// Numbers of later AdamW steps; exempt parameters stay without decay.
   void set_adamw(double beta1, double beta2, double eps, double weight_decay);
@@ -111,6 +114,7 @@ class Optimizer {
   /// AdamW's work of the step under way, by learning rate.
   std::vector<ops::AdamwGroup> adamw_groups(double lr, double gradient_multiplier) const;
   void begin_step();
+  void take_back_step();
   void add_moments(Slot& slot);
   void add_momentum(Slot& slot, bool is_used);
   std::size_t place_of_rate(double share);

@@ -242,6 +242,23 @@ TEST_F(GpuOps, AdamwOfGroupsHasTheBitsOfEachAlone) {
   }
 }
 
+TEST_F(GpuOps, LateMultipliersOfGroupsMayLeaveOneAsItIs) {
+  const KernelTable kernels = gpu_table(any<AdamwStep>(), "cuda.fused", at::kFloat);
+  const std::vector<AdamwGroup> together = groups_on_gpu();
+  std::vector<AdamwGroup> alone = groups_on_gpu();
+  const std::vector<double> late = {0.5, 1, std::numeric_limits<double>::quiet_NaN(), 2, 0.25};
+  adamw_steps(kernels, together, [&] { return late; });
+  for (std::size_t g = 0; g < alone.size(); ++g) {
+    alone[g].options.gradient_multiplier = late[g];
+    if (g != 2) adamw_step(kernels, alone[g].tensors, alone[g].options);
+    for (std::size_t i = 0; i < alone[g].tensors.size(); ++i) {
+      EXPECT_TRUE(
+          identical(together[g].tensors[i].parameter.cpu(), alone[g].tensors[i].parameter.cpu()))
+          << g << " " << i;
+    }
+  }
+}
+
 TEST_F(GpuOps, NormsOfGroupsHaveTheBitsOfEachAlone) {
   std::vector<std::vector<at::Tensor>> groups;
   std::vector<double> alone;

@@ -7,6 +7,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "ops/builtin.h"
 #include "ops/operator_support.h"
@@ -150,6 +151,34 @@ TEST(Adamw, GroupsStepWithTheirOwnNumbers) {
     for (std::size_t i = 0; i < kSizes.size(); ++i) {
       EXPECT_TRUE(identical(groups[g].tensors[i].parameter, alone[g].tensors[i].parameter));
       EXPECT_TRUE(identical(groups[g].tensors[i].exp_avg, alone[g].tensors[i].exp_avg));
+    }
+  }
+}
+
+TEST(Adamw, LateMultipliersReplaceThoseOfTheGroupsAndMayLeaveOneAsItIs) {
+  const KernelTable kernels = table(kOwn, at::kFloat);
+  std::vector<AdamwGroup> groups;
+  std::vector<Model> expected;
+  const std::vector<double> late = {0.5, std::numeric_limits<double>::quiet_NaN(), 2};
+  for (std::size_t g = 0; g < late.size(); ++g) {
+    Model model = make(at::kFloat), same = make(at::kFloat);
+    AdamwOptions options;
+    options.lr = 1e-3;
+    for (std::size_t i = 0; i < kSizes.size(); ++i)
+      model.tensors[i].gradient = same.tensors[i].gradient =
+          randn({kSizes[i]}, at::kFloat, 100 * g + i);
+    groups.push_back({model.tensors, options});
+    options.gradient_multiplier = late[g];
+    if (!std::isnan(late[g])) adamw_step(kernels, same.tensors, options);
+    expected.push_back(same);
+  }
+  int calls = 0;
+  adamw_steps(kernels, groups, [&] { return ++calls, late; });
+  EXPECT_EQ(calls, 1);
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    for (std::size_t i = 0; i < kSizes.size(); ++i) {
+      EXPECT_TRUE(identical(groups[g].tensors[i].parameter, expected[g].tensors[i].parameter)) << g;
+      EXPECT_TRUE(identical(groups[g].tensors[i].exp_avg, expected[g].tensors[i].exp_avg)) << g;
     }
   }
 }

@@ -15,15 +15,16 @@ class RecordedGraph final : public Graph {
  public:
   RecordedGraph(c10::DeviceIndex index, const std::function<void()>& work,
                 const RecordedGraph* neighbour)
-      : pool_(neighbour == nullptr ? at::cuda::graph_pool_handle() : neighbour->pool_) {
+      : pool_(neighbour == nullptr ? at::cuda::graph_pool_handle() : neighbour->pool_),
+        stream_(neighbour == nullptr ? c10::cuda::getStreamFromPool(false, index)
+                                     : neighbour->stream_) {
     const c10::cuda::CUDAGuard device(index);
-    const c10::cuda::CUDAStream stream = c10::cuda::getStreamFromPool(false, index);
     at::cuda::CUDAEvent earlier;
     earlier.record(c10::cuda::getCurrentCUDAStream(index));
-    earlier.block(stream);
+    earlier.block(stream_);
     // The graph takes memory of its own, as much as the same work took from what is cached now.
     c10::cuda::CUDACachingAllocator::emptyCache();
-    const c10::cuda::CUDAStreamGuard guard(stream);
+    const c10::cuda::CUDAStreamGuard guard(stream_);
     // Calls of other threads do not spoil the capture.
     graph_.capture_begin(pool_, cudaStreamCaptureModeThreadLocal);
     try {
@@ -51,6 +52,9 @@ class RecordedGraph final : public Graph {
   }
 
   c10::MempoolId_t pool_;
+  /// That of all graphs of the pool: the allocator gives freed memory to its own stream alone, and
+  /// a backward runs on the stream of its forward, which may be another graph.
+  c10::cuda::CUDAStream stream_;
   at::cuda::CUDAGraph graph_;
 };
 

@@ -22,7 +22,7 @@ Step step_rounded();
 /// The kernel for uint8 moments.
 Step step_eight_bit();
 /// One launch of the kernel for fp32 moments over all groups.
-void step_groups(const std::vector<AdamwGroup>& groups);
+void step_groups(std::vector<AdamwGroup> groups, const LateMultipliers& multipliers);
 
 }  // namespace heddle::ops::adamw_cuda
 
@@ -32,8 +32,9 @@ namespace heddle::ops::optimizer_step_cuda {
 bool square_sum_fits(const at::Tensor& x);
 /// Sum of squares over at least one tensor, 0-d fp64 on their device: the host does not wait.
 at::Tensor square_sum(const std::vector<at::Tensor>& tensors);
-/// Sums of squares of groups, on the host, which waits once. A group without tensors has 0.
-std::vector<double> square_sums(const std::vector<std::vector<at::Tensor>>& groups);
+/// Sums of squares of groups [groups], fp64 on their device; a group without tensors has 0.
+/// Undefined where no group has any.
+at::Tensor square_sums(const std::vector<std::vector<at::Tensor>>& groups);
 
 }  // namespace heddle::ops::optimizer_step_cuda
 

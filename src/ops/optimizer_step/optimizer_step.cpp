@@ -98,7 +98,23 @@ void adamw_step(const KernelTable& kernels, const std::vector<AdamwTensor>& tens
   }
 }
 
-void adamw_steps(const KernelTable& kernels, const std::vector<AdamwGroup>& groups) {
+namespace {
+
+/// Gives the groups their multipliers, and takes out those that stay as they are.
+void settle(std::vector<AdamwGroup>& groups, const LateMultipliers& multipliers) {
+  if (!multipliers) return;
+  const std::vector<double> found = multipliers();
+  for (std::size_t i = 0; i < groups.size(); ++i)
+    groups[i].options.gradient_multiplier = found.at(i);
+  std::erase_if(groups, [](const AdamwGroup& group) {
+    return std::isnan(group.options.gradient_multiplier);
+  });
+}
+
+}  // namespace
+
+void adamw_steps(const KernelTable& kernels, std::vector<AdamwGroup> groups,
+                 const LateMultipliers& multipliers) {
   const AdamwStep::Functions& functions = kernels.get<AdamwStep>();
   const auto is_wide = [](const AdamwTensor& tensor) { return state_of(tensor) == State::kWide; };
   const bool shares_launch =
@@ -108,6 +124,7 @@ void adamw_steps(const KernelTable& kernels, const std::vector<AdamwGroup>& grou
                std::all_of(group.tensors.begin(), group.tensors.end(), is_wide);
       });
   if (!shares_launch) {
+    settle(groups, multipliers);
     for (const AdamwGroup& group : groups) adamw_step(kernels, group.tensors, group.options);
     return;
   }
@@ -119,7 +136,7 @@ void adamw_steps(const KernelTable& kernels, const std::vector<AdamwGroup>& grou
       check_types(tensor);
     }
   }
-  functions.step_groups(groups);
+  functions.step_groups(std::move(groups), multipliers);
 }
 
 void sgd_step(const std::vector<SgdTensor>& tensors, double lr, double momentum, bool first_step,
@@ -202,18 +219,28 @@ double gradient_norm(const std::vector<at::Tensor>& gradients) {
 }
 
 std::vector<double> gradient_norms(const std::vector<std::vector<at::Tensor>>& groups) {
+  return queued_gradient_norms(groups)();
+}
+
+std::function<std::vector<double>()> queued_gradient_norms(
+    const std::vector<std::vector<at::Tensor>>& groups) {
   const NoGradient guard;
-  std::vector<double> norms;
   const bool shares_launches =
       std::all_of(groups.begin(), groups.end(), [](const std::vector<at::Tensor>& group) {
         return std::all_of(group.begin(), group.end(), optimizer_step_cuda::square_sum_fits);
       });
   if (!shares_launches) {
+    std::vector<double> norms;
     for (const std::vector<at::Tensor>& group : groups) norms.push_back(gradient_norm(group));
-    return norms;
+    return [norms = std::move(norms)] { return norms; };
   }
-  for (const double sum : optimizer_step_cuda::square_sums(groups)) norms.push_back(std::sqrt(sum));
-  return norms;
+  return [count = groups.size(), sums = optimizer_step_cuda::square_sums(groups)] {
+    std::vector<double> norms(count);
+    if (!sums.defined()) return norms;
+    const at::Tensor host = sums.cpu();
+    for (std::size_t i = 0; i < count; ++i) norms[i] = std::sqrt(host.const_data_ptr<double>()[i]);
+    return norms;
+  };
 }
 
 at::Tensor queued_square_sum(const std::vector<at::Tensor>& gradients) {

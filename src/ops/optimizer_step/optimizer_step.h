@@ -1,5 +1,8 @@
 #pragma once
 
+#include <functional>
+#include <vector>
+
 #include "ops/registry.h"
 
 namespace heddle::ops {
@@ -35,6 +38,10 @@ struct AdamwGroup {
   AdamwOptions options;
 };
 
+/// Gives each group's gradient_multiplier, when all else is prepared: the host may have to wait for
+/// it. NaN leaves a group as it is.
+using LateMultipliers = std::function<std::vector<double>()>;
+
 struct AdamwStep {
   static constexpr const char* kName = "adamw";
   using Dims = AnyDims;
@@ -46,8 +53,8 @@ struct AdamwStep {
     /// Steps tensors with uint8 moments. Null: the reference does it.
     void (*step_eight_bit)(const std::vector<AdamwTensor>&, const AdamwOptions&) = nullptr;
     /// Steps groups with fp32 moments in one launch, each with the bits of step(). Null: one group
-    /// after another.
-    void (*step_groups)(const std::vector<AdamwGroup>&) = nullptr;
+    /// after another. Without `multipliers` the groups' own hold.
+    void (*step_groups)(std::vector<AdamwGroup>, const LateMultipliers& multipliers) = nullptr;
   };
 };
 
@@ -63,8 +70,9 @@ void adamw_step(const KernelTable& kernels, const std::vector<AdamwTensor>& tens
                 const AdamwOptions& options);
 
 /// adamw_step() of every group, with its bits, in as many launches as one group needs where the
-/// kernel steps groups.
-void adamw_steps(const KernelTable& kernels, const std::vector<AdamwGroup>& groups);
+/// kernel steps groups. `multipliers`, unless empty, replace those of the groups.
+void adamw_steps(const KernelTable& kernels, std::vector<AdamwGroup> groups,
+                 const LateMultipliers& multipliers = {});
 
 struct SgdTensor {
   at::Tensor parameter, gradient;
@@ -85,6 +93,9 @@ double gradient_norm(const std::vector<at::Tensor>& gradients);
 /// gradient_norm() of every group, with its bits. On a GPU all share two launches, and the host
 /// waits once.
 std::vector<double> gradient_norms(const std::vector<std::vector<at::Tensor>>& groups);
+/// The same, queued now: what it returns waits for them.
+std::function<std::vector<double>()> queued_gradient_norms(
+    const std::vector<std::vector<at::Tensor>>& groups);
 
 /// The square of that norm, 0-d fp64 on the device, for which the host does not wait. bf16 and fp32
 /// gradients on one GPU; at least one.

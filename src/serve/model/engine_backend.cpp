@@ -16,10 +16,13 @@
 namespace heddle::serve {
 namespace {
 
+config::RunConfig config_of(const EngineBackendOptions& options) {
+  return config::parse("", "command line", options.settings, config::Completeness::kPartial,
+                       assembly::usual_device());
+}
+
 assembly::ModelOnRanks placed_model(const EngineBackendOptions& options) {
-  const config::RunConfig config =
-      config::parse("", "command line", options.settings, config::Completeness::kPartial,
-                    assembly::usual_device());
+  const config::RunConfig config = config_of(options);
   runtime::Context context = assembly::make_context(config);
   if (!config.is_set("model.dtype") && context.device.is_cpu()) context.dtype = at::kFloat;
   assembly::ModelRecipe recipe = assembly::recipe_of_directory(
@@ -54,7 +57,10 @@ class EngineBackend final : public Backend {
   explicit EngineBackend(const EngineBackendOptions& options)
       : model_(placed_model(options)),
         tokenizer_(data::Tokenizer::load(options.directory)),
-        trainer_(model_, {options.pass_tokens, options.deterministic}),
+        trainer_(model_,
+                 {.pass_tokens = options.pass_tokens,
+                  .deterministic = options.deterministic,
+                  .records = config_of(options).train.cuda_graph == config::CudaGraph::kAuto}),
         engine_(model_, tokenizer_, engine_options(options)) {
     facts_.name = options.name;
     facts_.directory = options.directory;
@@ -74,7 +80,8 @@ class EngineBackend final : public Backend {
   std::vector<tenants::WorkResult> forward_backward(std::span<const tenants::Work> works) override {
     std::vector<tenants::WorkResult> results = trainer_.forward_backward(works);
     for (const tenants::PassShape& pass : trainer_.last_passes())
-      passes_.push_back({ModelPass::Kind::kTrain, false, pass.sequences, pass.tokens, pass.sets});
+      passes_.push_back(
+          {ModelPass::Kind::kTrain, pass.recorded, pass.sequences, pass.tokens, pass.sets});
     return results;
   }
   std::vector<tenants::StepResult> optim_steps(

@@ -71,20 +71,37 @@ std::int64_t Promises::next_cursor() {
   return last_cursor_;
 }
 
+void Promises::store(const std::string& id, const Outcome& outcome) {
+  const auto found = entries_.find(id);
+  if (found == entries_.end() || found->second.is_finished || !found->second.is_durable) return;
+  Statement(database_,
+            "UPDATE request SET state = ?, is_proto = ?, result = ?, finished = ? WHERE id = ?")
+      .bind(std::int64_t{outcome.is_failed ? kFailed : kDone})
+      .bind(static_cast<std::int64_t>(outcome.form))
+      .bind_blob(outcome.bytes)
+      .bind(now_s())
+      .bind(id)
+      .run();
+}
+
 void Promises::finish(const std::string& id, const Outcome& outcome) {
+  store(id, outcome);
+  tell(id, outcome);
+}
+
+void Promises::finish(const std::vector<std::pair<std::string, const Outcome*>>& finished) {
+  if (finished.size() == 1) return finish(finished[0].first, *finished[0].second);
+  // One wait for the disk, before anybody is told.
+  Transaction together(database_);
+  for (const auto& [id, outcome] : finished) store(id, *outcome);
+  together.commit();
+  for (const auto& [id, outcome] : finished) tell(id, *outcome);
+}
+
+void Promises::tell(const std::string& id, const Outcome& outcome) {
   const auto found = entries_.find(id);
   if (found == entries_.end() || found->second.is_finished) return;
   Entry& entry = found->second;
-  if (entry.is_durable) {
-    Statement(database_,
-              "UPDATE request SET state = ?, is_proto = ?, result = ?, finished = ? WHERE id = ?")
-        .bind(std::int64_t{outcome.is_failed ? kFailed : kDone})
-        .bind(static_cast<std::int64_t>(outcome.form))
-        .bind_blob(outcome.bytes)
-        .bind(now_s())
-        .bind(id)
-        .run();
-  }
   entry.is_finished = true;
   entry.outcome = outcome;
   entry.cursor = next_cursor();

@@ -5,6 +5,7 @@
 #include <map>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "serve/http/server.h"
@@ -62,6 +63,8 @@ class Promises {
                const std::function<std::string(const std::string& id)>& answer);
 
   void finish(const std::string& id, const Outcome& outcome);
+  /// finish() of several, for which the host waits for the disk once.
+  void finish(const std::vector<std::pair<std::string, const Outcome*>>& finished);
   /// Answer to polls meanwhile: "active", "paused_capacity", "paused_rate_limit", and why.
   void set_state(const std::string& id, const std::string& state, const std::string& reason);
   /// Called if the client cancels the promise before its end, which the action brings about.
@@ -102,6 +105,9 @@ class Promises {
   };
 
   Entry* stored(const std::string& id);
+  /// Outcome of an unfinished promise: on the disk, and to those who wait for it.
+  void store(const std::string& id, const Outcome& outcome);
+  void tell(const std::string& id, const Outcome& outcome);
   void load(const std::string& id);
   void give(const Outcome& outcome, const Poll& poll) const;
   std::string completions(const std::string& owner, const OwnerPoll& poll);

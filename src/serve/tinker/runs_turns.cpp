@@ -225,9 +225,13 @@ void Runs::note(Progress& progress, const Running& finished) {
 
 void Runs::done(std::vector<Running>& finished) {
   is_busy_ = false;
+  std::vector<std::pair<std::string, const Outcome*>> outcomes;
   for (Running& running : finished) {
     if (running.operation.then) running.operation.then(running.outcome);
-    promises_.finish(running.operation.promise, running.outcome);
+    outcomes.emplace_back(running.operation.promise, &running.outcome);
+  }
+  promises_.finish(outcomes);
+  for (Running& running : finished) {
     if (running.operation.after && !running.outcome.is_failed) running.operation.after();
     const auto found = runs_.find(running.run);
     Run& run = found->second;

@@ -28,7 +28,7 @@ at::Tensor square_sum(const std::vector<at::Tensor>& tensors) {
   return total;
 }
 
-std::vector<double> square_sums(const std::vector<std::vector<at::Tensor>>& groups) {
+at::Tensor square_sums(const std::vector<std::vector<at::Tensor>>& groups) {
   cuda::SquareSumGroups tables;
   const at::Tensor* first = nullptr;
   for (const std::vector<at::Tensor>& group : groups) {
@@ -40,7 +40,7 @@ std::vector<double> square_sums(const std::vector<std::vector<at::Tensor>>& grou
     }
     tables.end_group();
   }
-  if (first == nullptr) return std::vector<double>(groups.size());
+  if (first == nullptr) return {};
   const cuda::OnDevice on(*first);
   const cuda::StoredTables stored(
       first->device(),
@@ -54,9 +54,7 @@ std::vector<double> square_sums(const std::vector<std::vector<at::Tensor>>& grou
                      stored.at<int>(3), blocks, static_cast<int>(groups.size())},
                     workspace.mutable_data_ptr<double>(), totals.mutable_data_ptr<double>(),
                     on.stream());
-  const at::Tensor host = totals.cpu();
-  const double* const sums = host.const_data_ptr<double>();
-  return {sums, sums + groups.size()};
+  return totals;
 }
 
 }  // namespace heddle::ops::optimizer_step_cuda

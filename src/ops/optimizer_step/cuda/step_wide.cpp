@@ -1,6 +1,8 @@
 // Joins the CUDA kernel of AdamW with fp32 state to tensors.
 #include <c10/core/DeviceGuard.h>
 
+#include <cmath>
+#include <utility>
 #include <vector>
 
 #include "ops/cuda/tensor.h"
@@ -62,11 +64,12 @@ void run_wide(const std::vector<AdamwTensor>& tensors, const AdamwOptions& optio
 
 Step step_wide() { return run_wide; }
 
-void step_groups(const std::vector<AdamwGroup>& groups) {
+void step_groups(std::vector<AdamwGroup> groups, const LateMultipliers& multipliers) {
   cuda::AdamwGroups tables;
+  std::vector<std::vector<AdamwTensor>> others_of;
   const at::Tensor* first = nullptr;
   for (const AdamwGroup& group : groups) {
-    std::vector<AdamwTensor> others;
+    std::vector<AdamwTensor>& others = others_of.emplace_back();
     for (const AdamwTensor& tensor : group.tensors) {
       if (tensor.parameter.numel() == 0) continue;
       if (!tensor.parameter.is_cuda() || !fits(tensor) ||
@@ -76,11 +79,23 @@ void step_groups(const std::vector<AdamwGroup>& groups) {
       }
       if (first == nullptr) first = &tensor.parameter;
       cuda::AdamwEntry entry = entry_of(tensor);
-      entry.group = static_cast<int>(tables.scalars.size());
+      entry.group = static_cast<int>(others_of.size() - 1);
       tables.add(entry);
     }
-    tables.scalars.push_back(scalars_of(group.options));
-    if (!others.empty()) run_wide(others, group.options);
+  }
+  // The tables are ready when the norms come.
+  if (multipliers) {
+    const std::vector<double> found = multipliers();
+    for (std::size_t i = 0; i < groups.size(); ++i)
+      groups[i].options.gradient_multiplier = found.at(i);
+    const auto stays = [](const AdamwGroup& group) {
+      return std::isnan(group.options.gradient_multiplier);
+    };
+    if (std::erase_if(groups, stays) > 0) return step_groups(std::move(groups), {});
+  }
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    tables.scalars.push_back(scalars_of(groups[i].options));
+    if (!others_of[i].empty()) run_wide(others_of[i], groups[i].options);
   }
   if (first == nullptr) return;
   const cuda::OnDevice on(*first);

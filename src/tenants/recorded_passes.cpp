@@ -1,0 +1,183 @@
+#include "tenants/recorded_passes.h"
+
+#include <ATen/Context.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/log.h"
+#include "device/device.h"
+#include "device/upload.h"
+#include "objective/language_model.h"
+#include "ops/autograd.h"
+
+namespace heddle::tenants {
+namespace {
+
+constexpr std::size_t kMostGraphs = 16;
+constexpr std::size_t kMostShapes = 256;
+constexpr int kMostReleases = 8;
+
+std::vector<const adapters::LoraSet*> sets_of(std::span<const Piece> pieces) {
+  std::vector<const adapters::LoraSet*> sets;
+  for (const Piece& piece : pieces) sets.push_back(piece.set);
+  return sets;
+}
+
+}  // namespace
+
+std::string RecordedPasses::why_not(const assembly::ModelOnRanks& base) {
+  if (!base.context.device.is_cuda()) return "the device is no GPU";
+  if (base.context.mesh.world_size() > 1) return "several ranks train together";
+  if (base.model->config().is_moe()) return "the rows of experts by set are counted on the host";
+  return {};
+}
+
+bool RecordedPasses::run(std::span<const Piece> pieces, const Loss& loss) {
+  Recorded* const pass = recorded_for(pieces);
+  if (pass == nullptr) {
+    make_room();
+    return false;
+  }
+  const std::vector<const adapters::LoraSet*> sets = sets_of(pieces);
+  stand_ins_.bring(pass->places, sets);
+  pass->forward->replay();
+  const at::Tensor values = pass->values.to(at::kCPU, at::kDouble);
+  const std::vector<double> d_values =
+      loss({values.const_data_ptr<double>(), static_cast<std::size_t>(values.numel())});
+  const at::Tensor wide = at::tensor(d_values, at::kDouble).to(pass->d_values.scalar_type());
+  pass->d_values.copy_(device::upload(wide, pass->d_values.device()));
+  pass->backward->replay();
+  stand_ins_.lend(pass->places, sets);
+  return true;
+}
+
+void RecordedPasses::forget(const adapters::LoraSet& set) {
+  stand_ins_.forget(set);
+  for (Recorded& pass : recorded_) {
+    for (StandIns::Place& place : pass.places)
+      if (place.borrower == &set) place.borrower = nullptr;
+  }
+}
+
+RecordedPasses::Shape RecordedPasses::shape_of(std::span<const Piece> pieces) {
+  Shape shape = {at::globalContext().deterministicAlgorithms()};
+  for (const Piece& piece : pieces) {
+    const data::Batch& batch = piece.batch;
+    shape.insert(shape.end(), {stand_ins_.structure_of(*piece.set), batch.size(), batch.real_tokens,
+                               batch.position_ids.dim(), std::ssize(batch.cu_seqlens_host)});
+    shape.insert(shape.end(), batch.cu_seqlens_host.begin(), batch.cu_seqlens_host.end());
+  }
+  return shape;
+}
+
+RecordedPasses::Recorded* RecordedPasses::recorded_for(std::span<const Piece> pieces) {
+  if (!records_) return nullptr;
+  Shape shape = shape_of(pieces);
+  const auto known =
+      std::ranges::find_if(recorded_, [&](const Recorded& pass) { return pass.shape == shape; });
+  if (known != recorded_.end()) {
+    const objective::LocalBatch batch = joint_batch(*base_.model, pieces);
+    const objective::LossRows rows(*base_.model, batch.host, 1);
+    known->batch.device.tokens.copy_(batch.device.tokens);
+    known->batch.device.position_ids.copy_(batch.device.position_ids);
+    known->rows.labels.copy_(rows.labels);
+    return &*known;
+  }
+  if (std::ranges::find(met_, shape) != met_.end()) return record(std::move(shape), pieces);
+  met_.push_back(std::move(shape));
+  if (met_.size() > kMostShapes) met_.pop_front();
+  return nullptr;
+}
+
+RecordedPasses::Recorded* RecordedPasses::record(Shape shape, std::span<const Piece> pieces) {
+  try {
+    if (recorded_.size() == kMostGraphs) {
+      device::synchronize(base_.context.device);  // which may be at it
+      recorded_.pop_front();
+    }
+    objective::LocalBatch batch = joint_batch(*base_.model, pieces);
+    objective::LossRows rows(*base_.model, batch.host, 1);
+    recorded_.push_back({std::move(shape),
+                         std::move(batch),
+                         std::move(rows),
+                         stand_ins_.places_for(sets_of(pieces)),
+                         {},
+                         {},
+                         nullptr,
+                         nullptr});
+    Recorded& pass = recorded_.back();
+    for (std::size_t p = 0; p < pass.places.size(); ++p)
+      pass.batch.adapters[p].set = pass.places[p].set.get();
+    queue(pass);
+    return &pass;
+  } catch (const std::exception& error) {
+    give_up(error.what());
+    return nullptr;
+  }
+}
+
+void RecordedPasses::queue(Recorded& pass) {
+  assembly::Model& model = *base_.model;
+  parallel::BlockRunner& blocks = base_.pipeline->stages().front().runner;
+  const c10::Device device = base_.context.device;
+  parallel::BlockRunner::Tape tape;
+  std::optional<objective::TokenLogprobs> logprobs;
+  const device::Graph* const neighbour =
+      recorded_.size() > 1 ? recorded_.front().backward.get() : nullptr;
+  pass.forward = device::record(
+      device,
+      [&] {
+        const at::Tensor hidden =
+            blocks.forward(pass.batch.embed(model), pass.batch.pass(model, /*training=*/true),
+                           /*wants_input_gradient=*/false, tape);
+        logprobs.emplace(model, hidden, pass.rows, /*want_gradients=*/true);
+        pass.values = logprobs->values();
+      },
+      neighbour);
+  pass.d_values = at::zeros_like(pass.values);
+  pass.backward = device::record(
+      device,
+      [&] {
+        blocks.backward(logprobs->gradient(pass.d_values), /*auxiliary_scale=*/0, tape);
+        for (StandIns::Place& place : pass.places) {
+          place.set->visit_parameters([&](nn::Parameter& factor) {
+            factor.collect_gradient();
+            place.gradients.push_back(factor.gradient());
+            factor.clear_gradient();
+          });
+        }
+      },
+      pass.forward.get());
+}
+
+void RecordedPasses::drop_graphs() {
+  device::synchronize(base_.context.device);  // which may be at one of them
+  recorded_.clear();
+}
+
+void RecordedPasses::give_up(const std::string& reason) {
+  log::warning("training passes are not recorded as graphs from here on: {}", reason);
+  records_ = false;
+  drop_graphs();
+}
+
+void RecordedPasses::make_room() {
+  if (recorded_.empty()) return;
+  const device::Memory memory = device::memory(base_.context.device);
+  // What a pass needs beyond what lasts, once in the graphs and once beside them.
+  const std::int64_t of_pass = memory.peak_bytes - memory.used_bytes;
+  if (memory.used_bytes + 2 * of_pass <= memory.total_bytes / 20 * 19) return;
+  if (++releases_ > kMostReleases)
+    return give_up("graphs and passes of other shapes do not fit the memory together");
+  log::info(
+      "{} recorded training passes are given up for the memory of one of another shape; they are "
+      "recorded anew when they come again",
+      recorded_.size());
+  drop_graphs();
+}
+
+}  // namespace heddle::tenants

@@ -1,0 +1,86 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "adapters/lora.h"
+#include "assembly/model_on_ranks.h"
+#include "device/graph.h"
+#include "objective/local_batch.h"
+#include "objective/loss_rows.h"
+#include "tenants/joint_passes.h"
+#include "tenants/stand_ins.h"
+
+namespace heddle::tenants {
+
+/// Passes of several sets recorded as graphs of the device, forward and backward each, with the
+/// loss on the host in between. A graph belongs to a shape: the sequences' lengths and, piece by
+/// piece, the structure of the set (modules, ranks, scales). It works on stand-ins at fixed
+/// addresses, to which the factors of the pass's sets are brought before a replay, so it serves any
+/// sets of that shape. A shape that comes for the first time is left to launches.
+class RecordedPasses {
+ public:
+  /// Derivatives of the loss by the log-probability of each row, from the log-probabilities.
+  using Loss = std::function<std::vector<double>(std::span<const double> logprobs)>;
+
+  /// Why passes of the model are queued launch by launch; empty: they can be recorded.
+  static std::string why_not(const assembly::ModelOnRanks& base);
+
+  /// `base` outlives it.
+  explicit RecordedPasses(assembly::ModelOnRanks& base) : base_(base) {}
+
+  /// Adds the gradients of the pieces, in whose rows every token has a label, to those of their
+  /// sets, without waiting for the device at the end. Heads are not used. False: nothing was done;
+  /// the pass is to be launched.
+  bool run(std::span<const Piece> pieces, const Loss& loss);
+  /// Pieces that may share a graph are alike in this order: by structure, then by lengths.
+  std::vector<std::int64_t> order_of(const adapters::LoraSet& set,
+                                     std::span<const std::int64_t> lengths) {
+    std::vector<std::int64_t> order = {stand_ins_.structure_of(set)};
+    order.insert(order.end(), lengths.begin(), lengths.end());
+    return order;
+  }
+  /// Before a set ends.
+  void forget(const adapters::LoraSet& set);
+  std::size_t graphs() const { return recorded_.size(); }
+
+ private:
+  /// Numbers that the launches of a pass depend on.
+  using Shape = std::vector<std::int64_t>;
+  struct Recorded {
+    Shape shape;
+    objective::LocalBatch batch;
+    objective::LossRows rows;
+    std::vector<StandIns::Place> places;  ///< One a piece.
+    at::Tensor values, d_values;          ///< Log-probabilities and the derivatives by them.
+    std::unique_ptr<device::Graph> forward, backward;
+  };
+
+  Shape shape_of(std::span<const Piece> pieces);
+  /// The graphs of the shape; made now if it came before, null if there are none.
+  Recorded* recorded_for(std::span<const Piece> pieces);
+  Recorded* record(Shape shape, std::span<const Piece> pieces);
+  void queue(Recorded& pass);
+  void drop_graphs();
+  void give_up(const std::string& reason);
+  /// Gives the graphs' memory back where a pass launched beside them may not fit.
+  void make_room();
+
+  assembly::ModelOnRanks& base_;
+  StandIns stand_ins_{base_};
+  bool records_ = true;
+  int releases_ = 0;               ///< How often graphs went for a launched pass.
+  std::deque<Recorded> recorded_;  ///< Oldest first.
+  std::deque<Shape> met_;          ///< Once; oldest first.
+};
+
+}  // namespace heddle::tenants

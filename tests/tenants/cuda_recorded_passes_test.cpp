@@ -1,0 +1,206 @@
+// Training passes of several sets replayed as graphs, on a GPU.
+#include <ATen/Context.h>
+#include <ATen/ops/equal.h>
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <functional>
+#include <optional>
+
+#include "adapters/lora.h"
+#include "assembly/model_on_ranks.h"
+#include "device/device.h"
+#include "models/registry.h"
+#include "tenants/trainer.h"
+
+namespace heddle::tenants {
+namespace {
+
+constexpr std::int64_t kVocabulary = 512;
+
+assembly::ModelOnRanks model_on_gpu() {
+  // The heads' sizes are those of the published models.
+  const nlohmann::ordered_json json = {
+      {"model_type", "qwen3_5_text"}, {"vocab_size", kVocabulary},
+      {"hidden_size", 256},           {"intermediate_size", 640},
+      {"num_hidden_layers", 4},       {"num_attention_heads", 4},
+      {"num_key_value_heads", 2},     {"head_dim", 256},
+      {"linear_num_key_heads", 2},    {"linear_num_value_heads", 4},
+      {"linear_key_head_dim", 128},   {"linear_value_head_dim", 128},
+      {"initializer_range", 0.05},    {"tie_word_embeddings", true}};
+  runtime::Context context;
+  context.device = c10::Device(c10::DeviceType::CUDA, 0);
+  context.dtype = at::kBFloat16;
+  context.seed = 5;
+  assembly::ModelRecipe recipe;
+  recipe.config = models::parse_config(json, "test");
+  recipe.purpose = assembly::Purpose::kTenants;
+  recipe.weights = assembly::Weights::kRandom;
+  return assembly::place(recipe, context);
+}
+
+/// Several sequences of one set, others for every seed.
+Work work_of(SetId set, int seed, const std::vector<int>& lengths) {
+  Work work;
+  work.set = set;
+  work.loss_fn = "cross_entropy";
+  for (const int length : lengths) {
+    Datum datum;
+    for (int t = 0; t < length; ++t) {
+      datum.tokens.push_back((seed * 31 + t * t * 7 + t * 3) % kVocabulary);
+      datum.target_tokens.push_back((seed * 17 + t * 5) % kVocabulary);
+      datum.inputs["weights"].push_back(t % 3 == 0 ? 0.0F : 0.01F * static_cast<float>(t % 7));
+    }
+    work.data.push_back(std::move(datum));
+  }
+  return work;
+}
+
+const std::vector<int> kLengths = {64, 37};
+
+/// What training leaves.
+struct Trained {
+  std::vector<double> losses, norms;
+  std::vector<std::vector<float>> logprobs;
+  std::vector<at::Tensor> factors;
+  std::vector<bool> recorded;  ///< By pass.
+};
+
+class Tenants {
+ public:
+  Tenants(assembly::ModelOnRanks& base, bool records)
+      : trainer_(base, {.pass_tokens = 2000, .records = records}) {
+    // 0, 1 and 4 are alike.
+    for (const int rank : {8, 8, 64, 16, 8}) {
+      sets_.push_back(trainer_.create({.rank = rank, .alpha = 32, .seed = sets_.size() + 1}));
+    }
+  }
+
+  void forward_backward(const std::vector<std::size_t>& which,
+                        const std::vector<int>& lengths = kLengths) {
+    std::vector<Work> works;
+    for (const std::size_t i : which)
+      works.push_back(work_of(sets_[i], static_cast<int>(i) + 10 * ++calls_, lengths));
+    for (const WorkResult& result : trainer_.forward_backward(works)) {
+      EXPECT_EQ(result.error, "");
+      trained_.losses.push_back(result.metrics.at("loss:sum"));
+      for (const DatumOutput& output : result.data) trained_.logprobs.push_back(output.logprobs);
+    }
+    for (const PassShape& pass : trainer_.last_passes()) trained_.recorded.push_back(pass.recorded);
+  }
+  void step(const std::vector<std::size_t>& which) {
+    std::vector<SetUpdate> updates;
+    for (const std::size_t i : which) {
+      updates.push_back(
+          {sets_[i],
+           {.lr = 1e-3 * static_cast<double>(i + 1), .grad_clip_norm = i % 2 == 0 ? 0.5 : 0}});
+    }
+    for (const StepResult& result : trainer_.optim_steps(updates))
+      trained_.norms.push_back(result.grad_norm);
+  }
+  void replace(std::size_t which) {
+    trainer_.remove(sets_[which]);
+    sets_[which] = trainer_.create({.rank = 8, .alpha = 32, .seed = 77});
+  }
+  Trained end() {
+    for (const SetId set : sets_) {
+      trainer_.snapshot(set)->visit_parameters(
+          [&](nn::Parameter& factor) { trained_.factors.push_back(factor.data().clone()); });
+    }
+    return std::move(trained_);
+  }
+
+ private:
+  Trainer trainer_;
+  std::vector<SetId> sets_;
+  int calls_ = 0;
+  Trained trained_;
+};
+
+/// Whether the process is deterministic: sets then have products of their own.
+class GpuRecordedPasses : public ::testing::TestWithParam<bool> {
+ protected:
+  void SetUp() override {
+    if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device, or libtorch_cuda is not linked";
+    device::set_deterministic(GetParam());
+    base_.emplace(model_on_gpu());
+  }
+  void TearDown() override { device::set_deterministic(false); }
+
+  Trained train(bool records, const std::function<void(Tenants&)>& work) {
+    Tenants tenants(*base_, records);
+    work(tenants);
+    return tenants.end();
+  }
+  /// Trains with and without graphs; every number is the same. Returns which passes were replayed.
+  std::vector<bool> replayed(const std::function<void(Tenants&)>& work) {
+    const Trained launched = train(false, work), again = train(false, work),
+                  recorded = train(true, work);
+    expect_equal(again, launched, "launched again");
+    expect_equal(recorded, launched, "recorded");
+    EXPECT_EQ(launched.recorded, std::vector<bool>(launched.recorded.size(), false));
+    return recorded.recorded;
+  }
+  static void expect_equal(const Trained& found, const Trained& expected, const char* what) {
+    EXPECT_EQ(found.losses, expected.losses) << what;
+    EXPECT_EQ(found.norms, expected.norms) << what;
+    EXPECT_TRUE(found.logprobs == expected.logprobs) << what;
+    ASSERT_EQ(found.factors.size(), expected.factors.size());
+    std::size_t different = 0;
+    for (std::size_t i = 0; i < found.factors.size(); ++i)
+      different += at::equal(found.factors[i], expected.factors[i]) ? 0 : 1;
+    EXPECT_EQ(different, 0U) << what << ": of " << found.factors.size() << " factors";
+  }
+
+  std::optional<assembly::ModelOnRanks> base_;
+};
+
+TEST_P(GpuRecordedPasses, ServeAnyMixtureOfAlikeSetsBitForBit) {
+  const std::vector<bool> found = replayed([](Tenants& tenants) {
+    for (const std::vector<std::size_t>& which :
+         {std::vector<std::size_t>{0, 1, 2}, {0, 1, 2}, {2, 1, 0}, {4, 2, 0}, {1, 4, 2}}) {
+      tenants.forward_backward(which);
+      tenants.step(which);
+    }
+  });
+  EXPECT_EQ(found, (std::vector<bool>{false, true, true, true, true}));
+}
+
+TEST_P(GpuRecordedPasses, LaunchWhatHasAnotherShapeAndRecordItWhenItComesAgain) {
+  const std::vector<bool> found = replayed([](Tenants& tenants) {
+    const auto round = [&](const std::vector<std::size_t>& which,
+                           const std::vector<int>& lengths = kLengths) {
+      tenants.forward_backward(which, lengths);
+      tenants.step(which);
+    };
+    round({0, 2}), round({0, 2});
+    round({0, 1, 2}), round({0, 1, 2});      // more sets
+    round({0, 3}), round({0, 3});            // another rank
+    round({0, 2}, {64, 38}), round({4, 2});  // other lengths, then the first shape
+    round({1}), round({1}), round({4});      // one set
+  });
+  EXPECT_EQ(found, (std::vector<bool>{false, true, false, true, false, true, false, true, false,
+                                      true, true}));
+}
+
+TEST_P(GpuRecordedPasses, KeepGradientsThatWaitForAStep) {
+  const std::vector<bool> found = replayed([](Tenants& tenants) {
+    tenants.forward_backward({0, 1, 2});
+    tenants.forward_backward({0, 1, 2});  // adds to launched ones
+    tenants.forward_backward({4, 1, 2});  // those of 0 wait, those of 1 and 2 grow
+    tenants.forward_backward({0, 4, 2});
+    tenants.forward_backward({0, 1}, {5});  // launched, adds to replayed ones
+    tenants.step({0, 1, 2, 4});
+    tenants.forward_backward({0, 1, 2});
+    tenants.replace(0);  // with gradients, on which the next pass is not to count
+    tenants.forward_backward({0, 4, 2});
+    tenants.step({0, 1, 2, 4});
+  });
+  EXPECT_EQ(found, (std::vector<bool>{false, true, true, true, false, true, true}));
+}
+
+INSTANTIATE_TEST_SUITE_P(Process, GpuRecordedPasses, ::testing::Bool(),
+                         [](const auto& info) { return info.param ? "deterministic" : "usual"; });
+
+}  // namespace
+}  // namespace heddle::tenants
