@@ -3,7 +3,6 @@
 #include <ATen/ops/equal.h>
 #include <gtest/gtest.h>
 
-#include <cstdio>
 #include <functional>
 #include <optional>
 
