@@ -98,6 +98,7 @@ RecordedPasses::Recorded* RecordedPasses::record(Shape shape, std::span<const Pi
     if (recorded_.size() == kMostGraphs) {
       device::synchronize(base_.context.device);  // which may be at it
       recorded_.pop_front();
+      stand_ins_.drop_unused();
     }
     objective::LocalBatch batch = joint_batch(*base_.model, pieces);
     objective::LossRows rows(*base_.model, batch.host, 1);
@@ -157,6 +158,7 @@ void RecordedPasses::queue(Recorded& pass) {
 void RecordedPasses::drop_graphs() {
   device::synchronize(base_.context.device);  // which may be at one of them
   recorded_.clear();
+  stand_ins_.drop_unused();
 }
 
 void RecordedPasses::give_up(const std::string& reason) {

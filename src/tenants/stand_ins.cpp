@@ -86,6 +86,16 @@ std::vector<StandIns::Place> StandIns::places_for(const std::vector<const LoraSe
   return places;
 }
 
+void StandIns::drop_unused() {
+  for (auto& [structure, made] : made_) {
+    std::erase_if(made, [&](const std::shared_ptr<const LoraSet>& set) {
+      if (set.use_count() > 1) return false;
+      forget(*set);
+      return true;
+    });
+  }
+}
+
 void StandIns::bring(std::vector<Place>& places, const std::vector<const LoraSet*>& sets) {
   const ops::NoGradient guard;
   for (std::size_t p = 0; p < places.size(); ++p) {

@@ -42,6 +42,8 @@ class StandIns {
   void lend(std::vector<Place>& places, const std::vector<const adapters::LoraSet*>& sets);
   /// Before a set ends.
   void forget(const adapters::LoraSet& set) { sets_.erase(&set); }
+  /// Frees the stand-ins that no place has any longer.
+  void drop_unused();
 
  private:
   /// Module, rank and scale.

@@ -3,7 +3,6 @@
 #include <ATen/ops/equal.h>
 #include <gtest/gtest.h>
 
-#include <cstdio>
 #include <functional>
 #include <optional>
 
@@ -118,7 +117,7 @@ class Tenants {
 };
 
 /// Whether the process is deterministic: sets then have products of their own.
-class GpuRecordedPasses : public ::testing::TestWithParam<bool> {
+class RecordedTenantPasses : public ::testing::TestWithParam<bool> {
  protected:
   void SetUp() override {
     if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device, or libtorch_cuda is not linked";
@@ -155,7 +154,7 @@ class GpuRecordedPasses : public ::testing::TestWithParam<bool> {
   std::optional<assembly::ModelOnRanks> base_;
 };
 
-TEST_P(GpuRecordedPasses, ServeAnyMixtureOfAlikeSetsBitForBit) {
+TEST_P(RecordedTenantPasses, ServeAnyMixtureOfAlikeSetsBitForBit) {
   const std::vector<bool> found = replayed([](Tenants& tenants) {
     for (const std::vector<std::size_t>& which :
          {std::vector<std::size_t>{0, 1, 2}, {0, 1, 2}, {2, 1, 0}, {4, 2, 0}, {1, 4, 2}}) {
@@ -166,7 +165,7 @@ TEST_P(GpuRecordedPasses, ServeAnyMixtureOfAlikeSetsBitForBit) {
   EXPECT_EQ(found, (std::vector<bool>{false, true, true, true, true}));
 }
 
-TEST_P(GpuRecordedPasses, LaunchWhatHasAnotherShapeAndRecordItWhenItComesAgain) {
+TEST_P(RecordedTenantPasses, LaunchWhatHasAnotherShapeAndRecordItWhenItComesAgain) {
   const std::vector<bool> found = replayed([](Tenants& tenants) {
     const auto round = [&](const std::vector<std::size_t>& which,
                            const std::vector<int>& lengths = kLengths) {
@@ -183,7 +182,7 @@ TEST_P(GpuRecordedPasses, LaunchWhatHasAnotherShapeAndRecordItWhenItComesAgain) 
                                       true, true}));
 }
 
-TEST_P(GpuRecordedPasses, KeepGradientsThatWaitForAStep) {
+TEST_P(RecordedTenantPasses, KeepGradientsThatWaitForAStep) {
   const std::vector<bool> found = replayed([](Tenants& tenants) {
     tenants.forward_backward({0, 1, 2});
     tenants.forward_backward({0, 1, 2});  // adds to launched ones
@@ -199,7 +198,7 @@ TEST_P(GpuRecordedPasses, KeepGradientsThatWaitForAStep) {
   EXPECT_EQ(found, (std::vector<bool>{false, true, true, true, false, true, true}));
 }
 
-INSTANTIATE_TEST_SUITE_P(Process, GpuRecordedPasses, ::testing::Bool(),
+INSTANTIATE_TEST_SUITE_P(Gpu, RecordedTenantPasses, ::testing::Bool(),
                          [](const auto& info) { return info.param ? "deterministic" : "usual"; });
 
 }  // namespace
