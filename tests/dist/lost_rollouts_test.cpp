@@ -77,10 +77,12 @@ TEST_F(FaultLostRolloutsTest, AReplicaIsLostAsAWhole) {
   start(6, {"rl.trainer_ranks=2", "parallel.fsdp=2", "rl.rollout_ranks=4", "rollout.tp=2"});
   kill(ranks_[3], SIGKILL);
   EXPECT_EQ(testing::wait_for(launcher_), 0) << runs_.printed("run");
-  EXPECT_THAT(runs_.printed("run"), HasSubstr("rl: rank 3 was ended by signal 9 (Killed), and its "
-                                              "replica ends (ranks 2); the run goes on with 2 of 4"));
   EXPECT_THAT(runs_.printed("run"),
-              HasSubstr("ended well without 1 of its 4 rollout ranks: rank 3 was ended by signal 9"));
+              HasSubstr("rl: rank 3 was ended by signal 9 (Killed), and its "
+                        "replica ends (ranks 2); the run goes on with 2 of 4"));
+  EXPECT_THAT(
+      runs_.printed("run"),
+      HasSubstr("ended well without 1 of its 4 rollout ranks: rank 3 was ended by signal 9"));
   EXPECT_THAT(log_of_rank(2), HasSubstr("generation 1 goes on without it (ranks 4, 5)"));
   EXPECT_EQ(metrics("run").back().at("rollout_ranks"), 2);
   expect_ledger("run", 12);
