@@ -7,6 +7,9 @@
 // cuda:1. cpu: by Gloo between two threads. TRAINED float32: the sender's memory. Beside it the
 // same tensors one by one: queued one after the other without a check, and each acknowledged before
 // the next, as interfaces do that update one named parameter a call.
+// Each publication has other weights: one tensor is drawn anew before it. Both sides tell how much
+// memory they took beside the weights, and how much they hold after the first and the last one;
+// with many REPEATS the times of the first and the last quarter tell whether the rate stays.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -14,6 +17,7 @@
 #include <cstdlib>
 #include <exception>
 #include <functional>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -132,60 +136,112 @@ double one_by_one(sync::Channel& channel, const std::vector<sync::Part>& parts, 
   return seconds_since(begin);
 }
 
+double median_of(std::vector<double> seconds) {
+  std::sort(seconds.begin(), seconds.end());
+  return seconds[seconds.size() / 2];
+}
+
+/// Bytes that tensors of one side have on its device.
+class MemoryOfSide {
+ public:
+  explicit MemoryOfSide(c10::Device device)
+      : device_(device), before_(device::memory(device).used_bytes) {}
+  void published() {
+    after_last_ = device::memory(device_).used_bytes;
+    if (after_first_ == 0) after_first_ = after_last_;
+  }
+  void print(const char* side) const {
+    const auto mib = [&](std::int64_t bytes) {
+      return static_cast<double>(bytes - before_) / (1 << 20);
+    };
+    fmt::print(
+        "{}: at most {:.1f} MiB beside the weights; {:.1f} after the first, {:.1f} after the "
+        "last\n",
+        side, mib(device::memory(device_).peak_bytes), mib(after_first_), mib(after_last_));
+  }
+
+ private:
+  c10::Device device_;
+  std::int64_t before_, after_first_ = 0, after_last_ = 0;
+};
+
+void print_quarters(const std::vector<double>& seconds) {
+  const auto quarter = static_cast<std::ptrdiff_t>(seconds.size() / 4);
+  if (quarter < 5) return;
+  fmt::print("{:34} {:8.4f} s median of the first quarter, {:8.4f} s of the last, {:8.4f} s most\n",
+             "", median_of({seconds.begin(), seconds.begin() + quarter}),
+             median_of({seconds.end() - quarter, seconds.end()}),
+             *std::max_element(seconds.begin(), seconds.end()));
+}
+
 void print(const char* what, std::vector<double> seconds, std::int64_t bytes) {
   std::sort(seconds.begin(), seconds.end());
-  const double median = seconds[seconds.size() / 2];
+  const double median = median_of(seconds);
   fmt::print("{:34} {:8.4f} s median, {:8.4f} s least, {:7.1f} GB/s\n", what, median, seconds[0],
              static_cast<double>(bytes) / median / 1e9);
   std::fflush(stdout);
 }
 
-void send(const Settings& settings, comm::StandaloneMeeting meeting, std::uint64_t& hash) {
+/// Tensor by tensor is timed a few times only.
+int singles_of(const Settings& settings) { return std::min(settings.repeats, 9); }
+
+/// Hash of each published version.
+using Hashes = std::vector<std::uint64_t>;
+
+void send(const Settings& settings, comm::StandaloneMeeting meeting, Hashes& hashes) {
   const auto parts = parts_on(settings, settings.sender, settings.trained, 1);
   sync::Publisher publisher(comm::Group("trainers"), parts,
                             {settings.bucket_bytes, false, settings.sender});
   auto channel = sync::make_channel(meeting.wait());
   sync::Channel& wire = *channel;
   publisher.connect(std::move(channel), 0);
-  const std::int64_t before = device::memory(settings.sender).used_bytes;
+  MemoryOfSide memory(settings.sender);
   std::vector<double> seconds;
   for (int k = 0; k < settings.repeats + 2; ++k) {
+    at::Tensor(parts[static_cast<std::size_t>(k) % parts.size()].boxes[0].tensor).normal_(1, 0.02);
+    device::synchronize(settings.sender);
     const sync::SyncReport report = publisher.publish(k + 1);
     if (report.damaged != 0) throw std::runtime_error("a bucket arrived damaged");
     if (k >= 2) seconds.push_back(report.seconds);
-    hash = report.weights_hash;
+    hashes.push_back(report.weights_hash);
+    memory.published();
   }
   const std::int64_t bytes = publisher.manifest().bytes();
-  fmt::print(
-      "{}: {} tensors, {:.3f} GB in {} buckets of at most {:.0f} MiB; {:.2f} GB of memory "
-      "beside the weights\n",
-      settings.preset, parts.size(), static_cast<double>(bytes) / 1e9,
-      publisher.manifest().buckets().size(),
-      static_cast<double>(publisher.manifest().largest_bucket()) / (1 << 20),
-      static_cast<double>(device::memory(settings.sender).peak_bytes - before) / 1e9);
+  fmt::print("{}: {} tensors, {:.3f} GB in {} buckets of at most {:.1f} MiB, {} publications\n",
+             settings.preset, parts.size(), static_cast<double>(bytes) / 1e9,
+             publisher.manifest().buckets().size(),
+             static_cast<double>(publisher.manifest().largest_bucket()) / (1 << 20), hashes.size());
+  memory.print("sender");
   print("buckets, checked on both sides", seconds, bytes);
+  print_quarters(seconds);
   for (const bool acknowledges : {false, true}) {
     std::vector<double> singly;
-    for (int k = 0; k < settings.repeats; ++k)
+    for (int k = 0; k < singles_of(settings); ++k)
       singly.push_back(one_by_one(wire, parts, settings.sender, acknowledges));
     print(acknowledges ? "one by one, each acknowledged" : "one by one, queued, unchecked", singly,
           bytes);
   }
 }
 
-void receive(const Settings& settings, comm::StandaloneMeeting meeting, std::uint64_t& hash) {
+void receive(const Settings& settings, comm::StandaloneMeeting meeting, Hashes& hashes) {
   const auto parts = parts_on(settings, settings.receiver, settings.published, 2);
   sync::Subscriber subscriber(parts, {settings.bucket_bytes, false, settings.receiver});
   auto channel = sync::make_channel(meeting.wait());
   sync::Channel& wire = *channel;
   subscriber.connect(std::move(channel), 0);
-  for (int k = 0; k < settings.repeats + 2; ++k) subscriber.receive();
-  // Checksum of what lies in the engine's memory now.
-  hash = sync::Publisher(comm::Group("rollout"), parts,
-                         {settings.bucket_bytes, false, settings.receiver})
-             .weights_hash();
+  MemoryOfSide memory(settings.receiver);
+  for (int k = 0; k < settings.repeats + 2; ++k) {
+    subscriber.receive();
+    hashes.push_back(subscriber.weights_hash());
+    memory.published();
+  }
+  if (settings.receiver != settings.sender) memory.print("receiver");
+  // What lies in the engine's memory now, which is to be what came last.
+  hashes.back() = sync::Publisher(comm::Group("rollout"), parts,
+                                  {settings.bucket_bytes, false, settings.receiver})
+                      .weights_hash();
   for (const bool acknowledges : {false, true}) {
-    for (int k = 0; k < settings.repeats; ++k)
+    for (int k = 0; k < singles_of(settings); ++k)
       one_by_one(wire, parts, settings.receiver, acknowledges);
   }
 }
@@ -209,7 +265,7 @@ int main(int count, char** words) try {
   comm::Listener listener(std::uint16_t{0});
   const sync::Invitation invitation{listener.local_endpoint(), "bench", 0, 2};
   const comm::Seconds timeout(60);
-  std::uint64_t sent = 0, received = 1;
+  Hashes sent, received;
   std::exception_ptr failure;
   std::thread receiver(
       [&, meeting = comm::StandaloneMeeting::start(invitation.options(1, timeout))]() mutable {
@@ -229,7 +285,9 @@ int main(int count, char** words) try {
   receiver.join();
   if (failure) std::rethrow_exception(failure);
   if (sent != received) throw std::runtime_error("the receiver's weights are not the sender's");
-  fmt::print("the receiver's weights are the sender's: {:016x}\n", sent);
+  const std::set<std::uint64_t> different(sent.begin(), sent.end());
+  fmt::print("the receiver's weights are the sender's in {} versions, {} of them different\n",
+             sent.size(), different.size());
   return 0;
 } catch (const std::exception& error) {
   fmt::print(stderr, "error: {}\n", error.what());

@@ -210,6 +210,7 @@ void add_chat_command(CLI::App& app, Action& action) {
       ->capture_default_str();
   add_sampling_arguments(*command, partner.sampling);
   command->add_option("--stop", partner.stop, "End where this text begins (repeatable)");
+  add_kernel_argument(*command, partner.model);
   command->footer(
       "Lines of the standard input are questions; /help lists commands.\n"
       "\n"

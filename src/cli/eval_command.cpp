@@ -105,6 +105,7 @@ void add_eval_command(CLI::App& app, Action& action) {
       ->capture_default_str();
   add_template_arguments(*command, options->template_arguments);
   command->add_flag("--json", options->json, "Print the metrics as one JSON document");
+  add_kernel_argument(*command, options->model);
   command->footer(
       "likelihood: the row has `choices`, and its answer is one of them, its "
       "number from 0 or its "

@@ -46,21 +46,30 @@ runtime::Context context_of(const ModelArguments& arguments) {
 }
 
 void add_layout_argument(CLI::App& command, ModelArguments& arguments) {
-  command.add_option("layout", arguments.layout, "How several ranks divide the model")
+  command
+      .add_option("layout", arguments.layout,
+                  "How several ranks divide the model; kernels.*=... as in a configuration")
       ->type_name("[parallel.*=N ...]");
+}
+
+void add_kernel_argument(CLI::App& command, ModelArguments& arguments) {
+  command
+      .add_option("kernels", arguments.layout,
+                  "Kernels, as in a configuration: kernels.fallback=allow")
+      ->type_name("[kernels.*=NAME ...]");
 }
 
 namespace {
 
-/// How the ranks divide the model.
+/// How the ranks divide the model, and by which kernels it runs.
 config::RunConfig layout_of(const ModelArguments& arguments) {
   std::vector<std::string> settings = {"device.threads=" + std::to_string(arguments.threads)};
   if (!arguments.device.empty()) settings.push_back("device.name=" + arguments.device);
   if (!arguments.dtype.empty()) settings.push_back("model.dtype=" + arguments.dtype);
   for (const std::string& setting : arguments.layout) {
-    if (!setting.starts_with("parallel.")) {
-      throw_error<ConfigError>("'{}': of a configuration, parallel.* alone can be set here",
-                               setting);
+    if (!setting.starts_with("parallel.") && !setting.starts_with("kernels.")) {
+      throw_error<ConfigError>(
+          "'{}': of a configuration, parallel.* and kernels.* alone can be set here", setting);
     }
     settings.push_back(setting);
   }
@@ -127,13 +136,16 @@ std::shared_ptr<comm::World> join_others(const std::string& command,
 
 assembly::ModelOnRanks load(const ModelArguments& arguments, assembly::Head head,
                             assembly::Purpose purpose, const std::shared_ptr<comm::World>& world) {
-  const bool is_divided = world || !arguments.layout.empty();
-  const auto layout = is_divided ? std::optional(layout_of(arguments)) : std::nullopt;
+  const bool has_settings = world || !arguments.layout.empty();
+  const auto layout = has_settings ? std::optional(layout_of(arguments)) : std::nullopt;
   const runtime::Context context =
       layout ? assembly::make_context(*layout, world) : context_of(arguments);
   assembly::ModelRecipe recipe = assembly::recipe_of_directory(
       find_model(arguments.directory), find_model(arguments.adapter), head, purpose);
-  if (layout) recipe.context_method = layout->parallel.cp_method;
+  if (layout) {
+    recipe.context_method = layout->parallel.cp_method;
+    recipe.kernels = assembly::kernel_policy(*layout);
+  }
   return assembly::place(recipe, context);
 }
 

@@ -24,13 +24,15 @@ struct ModelArguments {
   std::string dtype;   ///< Empty: float32 on the CPU, bfloat16 elsewhere.
   std::string device;  ///< Empty: assembly::usual_device().
   int threads = 0;
-  std::vector<std::string> layout;  ///< parallel.*=N: how several ranks divide the model.
+  std::vector<std::string> layout;  ///< parallel.*=N, kernels.*=NAME.
 };
 
 void add_model_arguments(CLI::App& command, ModelArguments& arguments);
 runtime::Context context_of(const ModelArguments& arguments);
 /// For the commands that several ranks run together.
 void add_layout_argument(CLI::App& command, ModelArguments& arguments);
+/// For those of one process.
+void add_kernel_argument(CLI::App& command, ModelArguments& arguments);
 
 /// The tokenizer of the adapter or the model; one without texts where neither has any.
 std::shared_ptr<const data::Tokenizer> load_tokenizer(const ModelArguments& arguments,

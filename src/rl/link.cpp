@@ -136,6 +136,17 @@ std::optional<std::string> Link::receive_within(comm::Seconds patience) {
 }
 
 std::string Link::carry(std::string message, std::int64_t from) {
+  try {
+    return broadcast(std::move(message), from);
+  } catch (const CommError& error) {
+    // The trainer holds the group's store: when it is frozen, the group's own error names nobody.
+    throw_error<CommError>("rl: a message of or to {}: {}",
+                           is_trainer() ? "the rollouts" : "rank 0, the first of the trainers",
+                           error.what());
+  }
+}
+
+std::string Link::broadcast(std::string message, std::int64_t from) {
   at::Tensor size = at::empty({1}, at::kLong);
   *size.mutable_data_ptr<std::int64_t>() = std::ssize(message);
   messages_->broadcast(size, from);

@@ -51,8 +51,9 @@ class Link {
 
  private:
   bool is_trainer() const { return messages_->rank() == 0; }
-  /// Travels from a member to all others.
+  /// Travels from a member to all others; a failure names the other side.
   std::string carry(std::string message, std::int64_t from);
+  std::string broadcast(std::string message, std::int64_t from);
 
   std::unique_ptr<sync::Channel> messages_;
   comm::Store store_;

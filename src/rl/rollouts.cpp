@@ -51,7 +51,7 @@ void look_at_trainer(const comm::World& job, SignsOfLife& signs, comm::Seconds s
   if (const auto failure = failure_of_job(job)) throw CommError(*failure);
   if (signs.age(comm::pulse_key(assembly::kTrainers, 0)) <= silence) return;
   throw_error<CommError>(
-      "rl: rank 0 of the trainers gave no sign of life for {:.3g} s (sync.timeout_s)",
+      "rl: rank 0, the first of the trainers, gave no sign of life for {:.3g} s (sync.timeout_s)",
       silence.count());
 }
 
@@ -120,7 +120,7 @@ class Service {
   void take_weights(bool is_new_version, std::int64_t version) {
     if (is_new_version) generation_.prepare_update();
     link_->send("ready");
-    const std::int64_t received = subscriber_.receive();
+    const std::int64_t received = receive(version);
     if (received != version)
       throw_error<CommError>("weights of version {} came as version {}", version, received);
     // Replicas that own rows of each other's values exchange them.
@@ -129,6 +129,16 @@ class Service {
       generation_.updated();
     } else {
       generation_.weights_changed();
+    }
+  }
+
+  /// Whoever holds the group's store is its sender: when that one is frozen, the group's own error
+  /// can name nobody.
+  std::int64_t receive(std::int64_t version) {
+    try {
+      return subscriber_.receive();
+    } catch (const CommError& error) {
+      throw_error<CommError>("weights of version {} from rank 0: {}", version, error.what());
     }
   }
 

@@ -1,4 +1,5 @@
 // `heddle rl` with ranks that only generate.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -197,6 +198,26 @@ TEST_F(ReinforcementTest, KilledRankEndsTheJobAndTheNextStartLosesNothing) {
   ASSERT_EQ(train("killed", 2, settings), 0) << runs_.printed("killed");
   EXPECT_EQ(metrics("killed").size(), 40u);
   expect_ledger("killed", 40);
+}
+
+TEST_F(ReinforcementTest, FrozenRankIsNamedByItsNumberInTheJob) {
+  const Words settings = {"rl.rollout_ranks=1", "ckpt.every=1", "train.max_steps=4000",
+                          "sync.timeout_s=4", "parallel.timeout_s=4"};
+  for (const std::size_t victim : {0u, 1u}) {
+    const std::string run = "frozen-" + std::to_string(victim);
+    const pid_t launcher = testing::start_heddle(command(run, 2, settings), runs_.log_of(run));
+    ASSERT_TRUE(testing::has_made(launcher, checkpoints(run) / "step-00000002"))
+        << runs_.printed(run);
+    const std::vector<pid_t> ranks = testing::children_of(launcher);
+    ASSERT_EQ(ranks.size(), 2u);
+    kill(ranks[victim], SIGSTOP);
+    EXPECT_EQ(testing::wait_for(launcher), 1);
+    const std::string side = victim == 0 ? "rank 0, the first of the trainers"
+                                         : "no rollout is left: rank 1 gave no sign of life";
+    const std::string other = victim == 0 ? "from rank 0" : side;
+    EXPECT_THAT(runs_.printed(run), AnyOf(::testing::HasSubstr(side), ::testing::HasSubstr(other)));
+    for (const pid_t rank : ranks) EXPECT_NE(kill(rank, 0), 0) << "rank " << rank << " lives";
+  }
 }
 
 TEST_F(ReinforcementTest, InterruptedRunSavesAndGoesOn) {

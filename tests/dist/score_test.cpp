@@ -217,7 +217,9 @@ TEST_F(ScoreTest, WhatCannotBeDividedIsNamed) {
   };
   EXPECT_THAT(message_of({"parallel.pp=3"}), ::testing::HasSubstr("does not match the 2 ranks"));
   EXPECT_THAT(message_of({"parallel.dp=2", "optim.lr=1"}),
-              ::testing::HasSubstr("of a configuration, parallel.* alone can be set here"));
+              ::testing::HasSubstr("of a configuration, parallel.* and kernels.* alone can be"));
+  EXPECT_THAT(message_of({"parallel.dp=2", "kernels.gated_delta_rule=none_such"}),
+              ::testing::HasSubstr("no kernel 'none_such'"));
   EXPECT_FALSE(std::filesystem::exists(runs_.directory() / "bad.jsonl"));
 }
 
