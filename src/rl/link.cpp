@@ -141,7 +141,8 @@ std::string Link::carry(std::string message, std::int64_t from) {
   } catch (const CommError& error) {
     // The trainer holds the group's store: when it is frozen, the group's own error names nobody.
     throw_error<CommError>("rl: a message of or to {}: {}",
-                           is_trainer() ? "the rollouts" : "rank 0, the trainer", error.what());
+                           is_trainer() ? "the rollouts" : "rank 0, the first of the trainers",
+                           error.what());
   }
 }
 

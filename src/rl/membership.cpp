@@ -243,8 +243,8 @@ std::optional<Membership> next_generation(const comm::World& job, const Membersh
     if (failure_of_job(job)) throw CommError(failure);
     if (signs.age(comm::pulse_key(assembly::kTrainers, 0)) > silence) {
       throw_error<CommError>(
-          "rl: rank 0 of the trainers gave no sign of life for {:.3g} s (sync.timeout_s), after: "
-          "{}",
+          "rl: rank 0, the first of the trainers, gave no sign of life for {:.3g} s "
+          "(sync.timeout_s), after: {}",
           silence.count(), failure);
     }
     std::this_thread::sleep_for(10 * kStorePoll);

@@ -174,7 +174,13 @@ void RemoteGeneration::tell_state() {
 void RemoteGeneration::publish() {
   const auto begin = Clock::now();
   ask(nlohmann::json{{"do", is_published_ ? "update" : "refresh"}, {"version", version_}}.dump());
-  const sync::SyncReport report = publisher_.publish(version_);
+  const sync::SyncReport report = [&] {
+    try {
+      return publisher_.publish(version_);
+    } catch (const CommError& error) {
+      throw_error<CommError>("weights of version {} to the rollouts: {}", version_, error.what());
+    }
+  }();
   hash_ = report.weights_hash;
   sync_s_ += seconds_since(begin);
   is_published_ = true;

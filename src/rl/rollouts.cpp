@@ -51,7 +51,7 @@ void look_at_trainer(const comm::World& job, SignsOfLife& signs, comm::Seconds s
   if (const auto failure = failure_of_job(job)) throw CommError(*failure);
   if (signs.age(comm::pulse_key(assembly::kTrainers, 0)) <= silence) return;
   throw_error<CommError>(
-      "rl: rank 0 of the trainers gave no sign of life for {:.3g} s (sync.timeout_s)",
+      "rl: rank 0, the first of the trainers, gave no sign of life for {:.3g} s (sync.timeout_s)",
       silence.count());
 }
 
