@@ -81,6 +81,10 @@ Connection::~Connection() {
   if (world_->is_broken()) host_backend_.release();
 }
 
+void Connection::give_up() {
+  if (world_) world_->device_watch().give_up(fmt::format("group {} was given up", name_));
+}
+
 Pending Connection::launch(const char* operation, std::vector<at::Tensor> tensors,
                            const Start& start) {
   check(operation, tensors);

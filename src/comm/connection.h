@@ -47,6 +47,8 @@ class Connection {
   /// Sends the tensor to a member, or receives it from there.
   Pending send(const at::Tensor& tensor, std::int64_t to, int tag);
   Pending receive(const at::Tensor& tensor, std::int64_t from, int tag);
+  /// As Group::give_up.
+  void give_up();
 
  private:
   using Clock = std::chrono::steady_clock;

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <exception>
+#include <future>
 #include <list>
 #include <mutex>
 #include <optional>
@@ -21,6 +22,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kInterval{500};
+/// So long an abort may take.
+constexpr std::chrono::seconds kLongestAbort{10};
 
 struct Watched {
   std::string operation;
@@ -58,6 +61,20 @@ class DeviceWatch::Thread {
     if (!has_failed_) return;
     const std::scoped_lock lock(mutex_);
     throw_error<CommError>("{}", failure_);
+  }
+
+  void give_up(const std::string& why) {
+    std::vector<std::future<void>> aborts;
+    {
+      const std::scoped_lock lock(mutex_);
+      if (pending_.empty()) return;
+      if (!has_failed_) failure_ = why;
+      has_failed_ = true;
+      world_.set_broken();
+      aborts = abort_all();
+    }
+    const auto deadline = Clock::now() + kLongestAbort;
+    for (const std::future<void>& abort : aborts) abort.wait_until(deadline);
   }
 
  private:
@@ -111,20 +128,25 @@ class DeviceWatch::Thread {
   }
 
   /// On threads of their own, as an abort may itself wait for a rank that is gone.
-  void abort_all() {
+  std::vector<std::future<void>> abort_all() {
     std::vector<Backend> backends;
     for (const Watched& watched : pending_) {
       if (std::find(backends.begin(), backends.end(), watched.backend) == backends.end())
         backends.push_back(watched.backend);
     }
-    for (const Backend& backend : backends)
-      std::thread([backend] {
+    std::vector<std::future<void>> aborts;
+    for (const Backend& backend : backends) {
+      std::packaged_task<void()> abort([backend] {
         try {
           backend->abort();
         } catch (const std::exception&) {
-          // The job ends with the failure that is being reported.
+          // The failure that is being reported is the one to name.
         }
-      }).detach();
+      });
+      aborts.push_back(abort.get_future());
+      std::thread(std::move(abort)).detach();
+    }
+    return aborts;
   }
 
   World& world_;
@@ -147,5 +169,6 @@ void DeviceWatch::add(std::string operation, const std::vector<std::int64_t>& ra
 }
 void DeviceWatch::forget(const Backend& backend) { thread_->forget(backend); }
 void DeviceWatch::check() const { thread_->check(); }
+void DeviceWatch::give_up(const std::string& why) { thread_->give_up(why); }
 
 }  // namespace heddle::comm

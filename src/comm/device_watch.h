@@ -33,6 +33,9 @@ class DeviceWatch {
   void forget(const Backend& backend);
   /// Throws the CommError of a collective that did not end.
   void check() const;
+  /// Aborts what is under way, which other members will not finish; the world is broken then.
+  /// Returns when it is aborted, or after ten seconds.
+  void give_up(const std::string& why);
 
  private:
   class Thread;

@@ -36,6 +36,7 @@ Group::Group(std::string name, std::vector<std::int64_t> ranks, std::int64_t pla
 const std::string& Group::name() const { return connection_->name(); }
 std::int64_t Group::rank() const { return connection_->rank(); }
 std::int64_t Group::size() const { return connection_->size(); }
+void Group::give_up() const { connection_->give_up(); }
 const std::vector<std::int64_t>& Group::ranks() const { return connection_->ranks(); }
 
 namespace {

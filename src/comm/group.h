@@ -81,6 +81,10 @@ class Group {
   Pending send_async(const at::Tensor& tensor, std::int64_t to, int tag = 0) const;
   void receive(at::Tensor& tensor, std::int64_t from, int tag = 0) const;
   void barrier() const;
+  /// Ends what is under way on a device, because a member that is gone will not finish it; nothing
+  /// may be started on the group any more. A kernel that waits for another rank would keep the
+  /// device from whatever needs it alone, such as the start of another group.
+  void give_up() const;
   /// Objects of all members, in the order of their places; texts may be empty and of any length.
   /// Travels over Gloo only.
   std::vector<std::string> all_gather_objects(const std::string& object) const;

@@ -121,6 +121,7 @@ void RemoteGeneration::surviving(const Work& work) {
 void RemoteGeneration::recover(const std::string& failure) {
   is_published_ = false;
   link_.reset();
+  publisher_.disconnect();
   std::string reason = failure;
   std::future<void> meeting;
   for (std::string news; news.empty();) {

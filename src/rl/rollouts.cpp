@@ -81,6 +81,16 @@ class Service {
   }
 
   void run() {
+    try {
+      serve();
+    } catch (const CommError&) {
+      subscriber_.disconnect();
+      throw;
+    }
+  }
+
+ private:
+  void serve() {
     for (std::int64_t passes = 0; true; ++passes) {
       // Rank 0 sees a message, and all take it between the same passes.
       if (passes % kPassesPerLook == 0 &&
@@ -102,7 +112,6 @@ class Service {
     }
   }
 
- private:
   bool answer(const nlohmann::json& message) {
     const auto what = message.at("do").get<std::string>();
     if (what == "end") return false;

@@ -40,6 +40,7 @@ class GroupChannel final : public Channel {
   std::vector<std::string> gather(const std::string& text) override {
     return group_.all_gather_objects(text);
   }
+  void give_up() override { group_.give_up(); }
 
  private:
   /// Gloo keeps the caller waiting: another thread calls it, for one broadcast after the other.

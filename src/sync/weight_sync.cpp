@@ -95,6 +95,11 @@ void Publisher::connect(std::unique_ptr<Channel> channel, std::int64_t generatio
   channel_ = std::move(channel);
 }
 
+void Publisher::disconnect() {
+  if (channel_) channel_->give_up();
+  channel_.reset();
+}
+
 /// Collective over the trainers. Collects into one buffer while the other is on the wire; goes on
 /// collecting after the channel has failed, because the other trainer ranks do.
 std::vector<std::int64_t> Publisher::send(const std::vector<std::int64_t>& buckets,
@@ -190,7 +195,7 @@ SyncReport Publisher::publish(std::int64_t version) {
     channel_->broadcast(word, 0);
   });
   // A group whose collective failed is never used again.
-  if (is_sender() && !failure.empty()) channel_.reset();
+  if (is_sender() && !failure.empty()) disconnect();
   tell_trainers(failure);
   return {manifest().bytes(), count, static_cast<std::int64_t>(damaged.size()),
           std::chrono::duration<double>(Clock::now() - begin).count(),
@@ -209,6 +214,11 @@ void Subscriber::connect(std::unique_ptr<Channel> channel, std::int64_t generati
   warm_up(*channel, generation, options_.device);
   compare(*channel, manifest_);
   channel_ = std::move(channel);
+}
+
+void Subscriber::disconnect() {
+  if (channel_) channel_->give_up();
+  channel_.reset();
 }
 
 /// Receives one bucket while the one before is checked and written. Returns the damaged ones.
@@ -250,7 +260,7 @@ std::int64_t Subscriber::receive() {
     return receive_version();
   } catch (...) {
     // A group whose collective failed is never used again.
-    channel_.reset();
+    disconnect();
     throw;
   }
 }

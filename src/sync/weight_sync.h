@@ -45,6 +45,9 @@ class Publisher {
   /// Throws CommError, and ModelError that names the first tensor that differs. Also after a
   /// failure, with a channel of a new generation.
   void connect(std::unique_ptr<Channel> channel, std::int64_t generation);
+  /// Ends what is under way on the channel. publish() does so where it fails; after any other
+  /// failure call it before another channel is made.
+  void disconnect();
   /// Collective over the trainers. If the channel fails, all trainer ranks finish their part and
   /// then throw the CommError; the version counts as not published.
   SyncReport publish(std::int64_t version);
@@ -71,6 +74,8 @@ class Subscriber {
   Subscriber(std::vector<Part> parts, SyncOptions options);
   /// As Publisher::connect.
   void connect(std::unique_ptr<Channel> channel, std::int64_t generation);
+  /// As Publisher::disconnect.
+  void disconnect();
   /// Waits for the next publication and returns its version. Throws CommError if it fails:
   /// version() is then the old one, and unless is_intact() the weights are of two versions and must
   /// not be served before another publication has come.

@@ -193,6 +193,55 @@ TEST_F(GpuOps, FusedAdamwEqualsReference) {
   }
 }
 
+// A rank's part of a short parameter starts wherever the part before it ends.
+TEST_F(GpuOps, AdamwTakesPartsThatStartAnywhere) {
+  const at::Tensor numbers =
+      at::tensor(std::vector<double>{1e-3, 1.2e-3, 3, 0.5, 7}, at::kDouble).to(kGpu);
+  AdamwOptions options;
+  options.on_device = numbers;
+  for (const auto& [weight, state] : {std::pair{at::kFloat, at::kFloat},
+                                      {at::kBFloat16, at::kFloat},
+                                      {at::kBFloat16, at::kBFloat16}}) {
+    std::vector<AdamwTensor> parts, others;
+    for (const std::int64_t size : {1, 2, 3, 7, 8, 30, 4097}) {
+      for (const std::int64_t begin : {1, 2, 5}) {
+        const auto part = [&](c10::ScalarType dtype, std::uint64_t seed) {
+          const at::Tensor whole = randn({size + 16}, dtype, seed + 10 * size).to(kGpu);
+          return whole.narrow(0, begin, size);
+        };
+        AdamwTensor t;
+        t.parameter = part(weight, 1);
+        if (state != weight) t.master = part(at::kFloat, 2);
+        t.gradient = part(size % 2 == 0 ? at::kFloat : at::kBFloat16, 3);
+        t.exp_avg = part(state, 4), t.exp_avg_sq = part(state, 5).abs_();
+        t.weight_decay = 0.1;
+        t.rounding_key = 77 + static_cast<std::uint64_t>(size);
+        AdamwTensor other = t;
+        other.parameter = t.parameter.clone(), other.gradient = t.gradient.clone();
+        other.exp_avg = t.exp_avg.clone(), other.exp_avg_sq = t.exp_avg_sq.clone();
+        if (t.master.defined()) other.master = t.master.clone();
+        parts.push_back(t), others.push_back(other);
+      }
+    }
+    const KernelTable kernels = gpu_table(any<AdamwStep>(), "cuda.fused", weight);
+    const at::Tensor before = parts.back().exp_avg.clone();
+    adamw_step(kernels, parts, options);
+    adamw_step(kernels, others, options);
+    EXPECT_FALSE(at::equal(parts.back().exp_avg, before));
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      // Products and sums fuse in other places where elements go one by one.
+      const double tolerance = state == at::kFloat ? 1e-6 : 0;
+      EXPECT_TRUE(close(parts[i].exp_avg.cpu(), others[i].exp_avg.cpu(), tolerance)) << i;
+      EXPECT_TRUE(close(parts[i].exp_avg_sq.cpu(), others[i].exp_avg_sq.cpu(), tolerance)) << i;
+      const at::Tensor &a = parts[i].master, &b = others[i].master;
+      EXPECT_TRUE(a.defined()
+                      ? close(a.cpu(), b.cpu(), tolerance)
+                      : close(parts[i].parameter.cpu(), others[i].parameter.cpu(), tolerance))
+          << i;
+    }
+  }
+}
+
 /// Parameters of several owners with gradients: fp32 ones and bf16 ones with masters, more than one
 /// launch takes, and sizes that are no multiple of a vector.
 std::vector<AdamwGroup> groups_on_gpu() {

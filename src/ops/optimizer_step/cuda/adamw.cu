@@ -62,13 +62,15 @@ __global__ void __launch_bounds__(kThreads)
   const AdamwFloats s(groups.of(t));
   if (s.changes_nothing) return;
   const float decay = s.decay(t.weight_decay);
+  const bool is_wide = start_on_16_bytes(t.weight, t.rounded, t.gradient, t.exp_avg, t.exp_avg_sq);
 #pragma unroll
   for (int k = 0; k < kSteps; ++k) {
     const int64_t i = begin + (k * kThreads + static_cast<int>(threadIdx.x)) * kWidth;
-    if (i + kWidth <= t.count) {
+    if (is_wide && i + kWidth <= t.count) {
       update_at<kWidth>(t, i, decay, s);
     } else {
-      for (int64_t j = i; j < t.count; ++j) update_at<1>(t, j, decay, s);
+      const int64_t end = min(i + kWidth, t.count);
+      for (int64_t j = i; j < end; ++j) update_at<1>(t, j, decay, s);
     }
   }
 }

@@ -8,7 +8,8 @@
 
 namespace heddle::ops::cuda {
 
-/// One parameter: `count` contiguous elements; every pointer on 16 bytes (narrow ones on 8).
+/// One parameter: `count` contiguous elements. Pointers that are not all on 16 bytes, as those of a
+/// rank's part of a short parameter, make it slower.
 struct AdamwEntry {
   float* weight = nullptr;  ///< fp32: the parameter, or its master copy.
   void* rounded = nullptr;  ///< bf16 parameter that gets the rounded master; null without.

@@ -68,8 +68,9 @@ __global__ void __launch_bounds__(kThreads)
   const std::int64_t begin =
       static_cast<std::int64_t>(blockIdx.x - launch.first_block[index]) * kBlockElements;
   const std::int64_t end = min(begin + kBlockElements, t.count);
+  const bool is_wide = start_on_16_bytes(p, m, v, t.gradient);
   for (std::int64_t i = begin + threadIdx.x * kVector; i < end; i += kThreads * kVector) {
-    if (i + kVector <= end) {
+    if (is_wide && i + kVector <= end) {
       Bf16Vector p8 = *reinterpret_cast<Bf16Vector*>(p + i),
                  m8 = *reinterpret_cast<Bf16Vector*>(m + i),
                  v8 = *reinterpret_cast<Bf16Vector*>(v + i);
@@ -81,7 +82,7 @@ __global__ void __launch_bounds__(kThreads)
       *reinterpret_cast<Bf16Vector*>(m + i) = m8;
       *reinterpret_cast<Bf16Vector*>(v + i) = v8;
     } else {
-      for (std::int64_t j = i; j < end; ++j)
+      for (std::int64_t j = i; j < min(i + kVector, end); ++j)
         update(place, s, j, p[j], gradient_at(t, j), m[j], v[j]);
     }
   }

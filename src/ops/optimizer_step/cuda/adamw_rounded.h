@@ -11,7 +11,8 @@
 
 namespace heddle::ops::cuda {
 
-/// One parameter: `count` contiguous elements. Weight and moments bf16, gradient bf16 or fp32.
+/// One parameter: `count` contiguous elements; pointers as AdamwEntry's. Weight and moments bf16,
+/// gradient bf16 or fp32.
 struct AdamwRoundedTensor {
   void* parameter = nullptr;
   const void* gradient = nullptr;

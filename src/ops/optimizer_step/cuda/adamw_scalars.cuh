@@ -1,6 +1,8 @@
 // The numbers of a step in a kernel of AdamW.
 #pragma once
 
+#include <cstdint>
+
 #include "ops/optimizer_step/cuda/adamw_scalars.h"
 
 namespace heddle::ops::cuda {
@@ -26,5 +28,11 @@ struct AdamwFloats {
     return static_cast<float>(__dsub_rn(1.0, __dmul_rn(lr, weight_decay)));
   }
 };
+
+/// Whether vectors may be read there; null counts as such a place.
+template <class... P>
+__device__ __forceinline__ bool start_on_16_bytes(const P*... places) {
+  return ((reinterpret_cast<std::uintptr_t>(places) | ...) & 15) == 0;
+}
 
 }  // namespace heddle::ops::cuda

@@ -21,10 +21,6 @@ inline cuda::AdamwScalars scalars_of(const AdamwOptions& options) {
                           : nullptr};
 }
 
-inline bool is_aligned(const at::Tensor& x) {
-  return reinterpret_cast<std::uintptr_t>(x.const_data_ptr()) % 16 == 0;
-}
-
 /// The gradient as our kernels read it: contiguous, fp32 or bf16.
 inline at::Tensor kernel_gradient(const AdamwTensor& tensor) {
   const at::Tensor gradient = tensor.gradient.contiguous();
@@ -32,12 +28,12 @@ inline at::Tensor kernel_gradient(const AdamwTensor& tensor) {
   return type == at::kFloat || type == at::kBFloat16 ? gradient : gradient.to(at::kFloat);
 }
 
-/// Throws c10::Error if the tensors are not on a GPU or do not start on 16 bytes.
-inline void check_places(const std::vector<at::Tensor>& tensors) {
+/// Throws c10::Error if the tensors are not on a GPU or do not start on so many bytes.
+inline void check_places(const std::vector<at::Tensor>& tensors, std::uintptr_t bytes) {
   for (const at::Tensor& x : tensors) {
     TORCH_CHECK(x.is_cuda(), "cuda.fused: a tensor is on ", x.device());
-    TORCH_CHECK(is_aligned(x), "cuda.fused: a tensor of ", x.sizes(),
-                " does not start on 16 bytes");
+    TORCH_CHECK(reinterpret_cast<std::uintptr_t>(x.const_data_ptr()) % bytes == 0,
+                "cuda.fused: a tensor of ", x.sizes(), " does not start on ", bytes, " bytes");
   }
 }
 

@@ -15,7 +15,7 @@ void run_eight_bit(const std::vector<AdamwTensor>& tensors, const AdamwOptions& 
   for (const AdamwTensor& tensor : tensors) {
     if (tensor.parameter.numel() == 0) continue;
     const at::Tensor gradient = gradients.emplace_back(kernel_gradient(tensor));
-    check_places({tensor.parameter, tensor.exp_avg, tensor.exp_avg_sq, gradient});
+    check_places({tensor.parameter, tensor.exp_avg, tensor.exp_avg_sq, gradient}, 16);
     cuda::AdamwEightBitTensor entry;
     entry.parameter = tensor.parameter.mutable_data_ptr();
     entry.gradient = gradient.const_data_ptr();

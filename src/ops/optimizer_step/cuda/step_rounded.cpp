@@ -16,7 +16,7 @@ void run_rounded(const std::vector<AdamwTensor>& tensors, const AdamwOptions& op
     if (tensor.parameter.numel() == 0) continue;
     const at::Tensor gradient = gradients.emplace_back(kernel_gradient(tensor));
     const at::Tensor &p = tensor.parameter, &m = tensor.exp_avg, &v = tensor.exp_avg_sq;
-    check_places({p, m, v, gradient});
+    check_places({p, m, v, gradient}, 1);
     table.push_back({p.mutable_data_ptr(), gradient.const_data_ptr(), m.mutable_data_ptr(),
                      v.mutable_data_ptr(), p.numel(), tensor.rounding_key, tensor.weight_decay,
                      gradient.scalar_type() == at::kFloat});

@@ -20,9 +20,7 @@ bool fits(const AdamwTensor& t) {
   const c10::ScalarType weight = t.parameter.scalar_type(), gradient = t.gradient.scalar_type();
   return t.exp_avg.scalar_type() == at::kFloat &&
          (t.master.defined() ? weight == at::kBFloat16 : weight == at::kFloat) &&
-         (gradient == at::kFloat || gradient == at::kBFloat16) && t.gradient.is_contiguous() &&
-         is_aligned(t.gradient) && is_aligned(t.parameter) && is_aligned(t.exp_avg) &&
-         is_aligned(t.exp_avg_sq) && (!t.master.defined() || is_aligned(t.master));
+         (gradient == at::kFloat || gradient == at::kBFloat16) && t.gradient.is_contiguous();
 }
 
 cuda::AdamwEntry entry_of(const AdamwTensor& t) {
