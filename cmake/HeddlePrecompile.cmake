@@ -1,7 +1,7 @@
 # What nearly every source reads (libtorch's tensor, JSON, GoogleTest) is parsed once for all libraries and once for all tests, and
 # sources that stand next to each other are compiled as one: each object instantiates the templates that the precompiled inline
-# functions name, for 1.5 to 2.5 s. A build from nothing takes a third of the time. Both hide a missing #include: the preset `plain`
-# shows it.
+# functions name, for 1.5 to 2.5 s. A build from nothing takes less than half of the time. Both hide a missing #include: the preset
+# `plain` shows it.
 #   heddle_precompile(TARGET library|test)
 #   heddle_join(LIST NAME)   sources become files that include up to HEDDLE_JOIN of a folder, called NAME_<key of the content>.cpp
 option(HEDDLE_PRECOMPILE "Precompile the headers that most sources include" ON)

@@ -236,7 +236,8 @@ void receive(const Settings& settings, comm::StandaloneMeeting meeting, Hashes& 
     memory.published();
   }
   if (settings.receiver != settings.sender) memory.print("receiver");
-  // What lies in the engine's memory now, which is to be what came last.
+  // The engine's memory holds the last version now: its checksum takes the place of the received
+  // one.
   hashes.back() = sync::Publisher(comm::Group("rollout"), parts,
                                   {settings.bucket_bytes, false, settings.receiver})
                       .weights_hash();

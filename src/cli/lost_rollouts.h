@@ -18,7 +18,7 @@ namespace heddle::cli {
 /// the trainer has given up.
 class LostRollouts {
  public:
-  /// Of a command without such ranks: nobody can be lost.
+  /// A command without such ranks loses nobody.
   LostRollouts() = default;
   LostRollouts(const config::RunConfig& config, std::int64_t ranks);
   /// Where the job's store is, which may not be served yet.

@@ -31,7 +31,7 @@ void add_model_arguments(CLI::App& command, ModelArguments& arguments);
 runtime::Context context_of(const ModelArguments& arguments);
 /// For the commands that several ranks run together.
 void add_layout_argument(CLI::App& command, ModelArguments& arguments);
-/// For those of one process.
+/// For the commands of one process.
 void add_kernel_argument(CLI::App& command, ModelArguments& arguments);
 
 /// The tokenizer of the adapter or the model; one without texts where neither has any.

@@ -10,6 +10,7 @@
 
 #include "base/errors.h"
 #include "base/text.h"
+#include "comm/look.h"
 #include "comm/world.h"
 
 namespace heddle::comm {
@@ -19,9 +20,6 @@ using Clock = std::chrono::steady_clock;
 
 // A message stays readable: the first differences, values and characters say where to look.
 constexpr std::size_t kShownFacts = 4, kShownValues = 3, kShownCharacters = 100;
-
-// How often a waiting rank looks whether another one has failed.
-constexpr Seconds kAgreementSlice{0.5};
 
 constexpr char kSame = '=', kDifferent = '!';
 
@@ -115,7 +113,7 @@ std::string describe(const std::string& name, const std::vector<Party>& parties)
 std::string wait(const World& world, const std::string& key, const std::string& what) {
   const auto deadline = Clock::now() + world.timeout();
   for (;;) {
-    if (auto found = world.store().wait(key, kAgreementSlice)) return *found;
+    if (auto found = world.store().wait(key, kLookForFailures)) return *found;
     if (const auto failure = world.failure_of_another()) throw_error<CommError>("{}", *failure);
     if (Clock::now() < deadline) continue;
     std::vector<std::int64_t> all(static_cast<std::size_t>(world.size()));
@@ -177,7 +175,7 @@ void require_agreement(World& world, const std::string& subject, const std::vect
     world.store().set(key + "verdict", verdict);
     // Without this rank there may be no store for the others to read it in.
     if (!found.empty() && world.environment().serves_store)
-      std::this_thread::sleep_for(2 * kAgreementSlice);
+      std::this_thread::sleep_for(2 * kLookForFailures);
   } else {
     verdict =
         wait(world, key + "verdict", fmt::format("all ranks to say what their {} is", subject));

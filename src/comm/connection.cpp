@@ -14,13 +14,13 @@
 #include "comm/deadline.h"
 #include "comm/device_watch.h"
 #include "comm/gloo.h"
+#include "comm/look.h"
 #include "device/npu_error.h"
 
 namespace heddle::comm {
 namespace {
 
-// How often a waiting rank looks whether another one has failed.
-constexpr std::chrono::milliseconds kConnectionSlice{500};
+constexpr auto kLook = std::chrono::duration_cast<std::chrono::milliseconds>(kLookForFailures);
 // Places in a process group of two, whose messages go one way.
 constexpr int kSender = 0, kReceiver = 1;
 
@@ -255,7 +255,7 @@ Backend Connection::connect(const std::function<Backend()>& make) {
   const auto begun = Clock::now();
   world_->set_activity(describe("connect"));
   try {
-    return run_watched(make, kConnectionSlice, [&] { check_time("connect", begun); });
+    return run_watched(make, kLook, [&] { check_time("connect", begun); });
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
@@ -270,7 +270,7 @@ void Connection::wait(const char* operation, Clock::time_point begun, c10d::Work
   for (;;) {
     try {
       work.wait(is_sliced
-                    ? kConnectionSlice
+                    ? kLook
                     : std::chrono::duration_cast<std::chrono::milliseconds>(world_->timeout()));
       return;
     } catch (const std::exception& error) {

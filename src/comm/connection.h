@@ -47,7 +47,7 @@ class Connection {
   /// Sends the tensor to a member, or receives it from there.
   Pending send(const at::Tensor& tensor, std::int64_t to, int tag);
   Pending receive(const at::Tensor& tensor, std::int64_t from, int tag);
-  /// As Group::give_up.
+  /// Does what Group::give_up says.
   void give_up();
 
  private:

@@ -22,7 +22,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kInterval{500};
-/// So long an abort may take.
+/// Longest wait for an abort.
 constexpr std::chrono::seconds kLongestAbort{10};
 
 struct Watched {

@@ -17,7 +17,7 @@
 namespace heddle::comm {
 namespace {
 
-constexpr std::chrono::milliseconds kStoreSlice{50};
+constexpr std::chrono::milliseconds kSlice{50};
 // An error thrown inside says more than that the time is over, so it gets to speak first.
 constexpr Seconds kConnectSlack{2};
 constexpr std::chrono::milliseconds kLongestPause{200}, kShortestTimeout{2000};
@@ -54,7 +54,7 @@ std::shared_ptr<const StoreHandle> open_store(const Endpoint& endpoint, const ch
                                               Seconds timeout, Make make) {
   const auto deadline = std::chrono::steady_clock::now() + timeout + kConnectSlack;
   return guarded(endpoint, operation, [&] {
-    return run_watched(std::move(make), kStoreSlice, [&] {
+    return run_watched(std::move(make), kSlice, [&] {
       if (std::chrono::steady_clock::now() < deadline) return;
       throw_error<CommError>(
           "no answer for {:.3g} s; another program may hold the port, or the resolver is slow",

@@ -14,6 +14,7 @@
 #include "base/errors.h"
 #include "base/text.h"
 #include "comm/device_watch.h"
+#include "comm/look.h"
 #include "comm/part_loss.h"
 
 namespace heddle::comm {
@@ -24,8 +25,6 @@ using Clock = std::chrono::steady_clock;
 // A rank is called silent when it has missed three of these.
 constexpr Seconds kPulseInterval{0.5};
 constexpr Seconds kDiagnosis{2};
-// How often a waiting rank looks whether another one has failed.
-constexpr Seconds kWorldSlice{0.5};
 constexpr Seconds kLeaving{5};
 // Twice as long as the longest pause between two looks at the store.
 constexpr Seconds kLingering{1};
@@ -224,7 +223,7 @@ void World::arrive() {
   }
   if (store_.add("arrived", 1) == size()) store_.set("complete", "1");
   const auto deadline = Clock::now() + timeout_;
-  while (!store_.wait("complete", kWorldSlice)) {
+  while (!store_.wait("complete", kLookForFailures)) {
     if (const auto failure = job_store_.find(kFailureKey)) {
       const auto space = failure->find(' ');
       throw_error<CommError>("rank {} failed: {}", failure->substr(0, space),

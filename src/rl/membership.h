@@ -85,10 +85,10 @@ class Roster {
   const comm::World& trainers_;
   std::int64_t replica_;
   comm::Seconds silence_;
-  comm::Store store_;  ///< Of the job.
+  comm::Store store_;  ///< The job's.
   Membership members_;
   std::int64_t first_;                  ///< Rank of the job that is rollout 0.
-  std::optional<comm::Store> meeting_;  ///< Of this generation, if it is not the first.
+  std::optional<comm::Store> meeting_;  ///< This generation's, if it is not the first.
   SignsOfLife signs_;
 };
 

@@ -24,8 +24,8 @@ class Channel {
   virtual void sum(at::Tensor& counts) = 0;
   /// Objects of all members, in the order of ranks.
   virtual std::vector<std::string> gather(const std::string& text) = 0;
-  /// As comm::Group::give_up.
-  virtual void give_up() {}
+  /// Ends what is under way, as comm::Group::give_up does.
+  virtual void give_up() = 0;
 };
 
 /// Over a group: control messages by Gloo, words of a device by its own library.

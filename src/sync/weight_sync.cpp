@@ -71,6 +71,25 @@ void compare(Channel& channel, const Manifest& manifest) {
   }
 }
 
+/// Warms a new channel up and compares the manifests over it. One that fails is given up: what it
+/// left on the device would keep the next one from starting.
+std::unique_ptr<Channel> opened(std::unique_ptr<Channel> channel, std::int64_t generation,
+                                c10::Device device, const Manifest& manifest) {
+  try {
+    warm_up(*channel, generation, device);
+    compare(*channel, manifest);
+  } catch (...) {
+    channel->give_up();
+    throw;
+  }
+  return channel;
+}
+
+void close(std::unique_ptr<Channel>& channel) {
+  if (channel) channel->give_up();
+  channel.reset();
+}
+
 constexpr std::int64_t kHeader = 3;  ///< Version, buckets, hash of the manifest.
 
 [[noreturn]] void fail_damaged(std::int64_t version, const Manifest& manifest,
@@ -90,15 +109,10 @@ Publisher::Publisher(comm::Group trainers, std::vector<Part> parts, SyncOptions 
       sums_(a_word_for_each_bucket(manifest(), options.device)) {}
 
 void Publisher::connect(std::unique_ptr<Channel> channel, std::int64_t generation) {
-  warm_up(*channel, generation, device_);
-  compare(*channel, manifest());
-  channel_ = std::move(channel);
+  channel_ = opened(std::move(channel), generation, device_, manifest());
 }
 
-void Publisher::disconnect() {
-  if (channel_) channel_->give_up();
-  channel_.reset();
-}
+void Publisher::disconnect() { close(channel_); }
 
 /// Collective over the trainers. Collects into one buffer while the other is on the wire; goes on
 /// collecting after the channel has failed, because the other trainer ranks do.
@@ -211,15 +225,10 @@ Subscriber::Subscriber(std::vector<Part> parts, SyncOptions options)
 std::uint64_t Subscriber::weights_hash() const { return hash_of(sums_); }
 
 void Subscriber::connect(std::unique_ptr<Channel> channel, std::int64_t generation) {
-  warm_up(*channel, generation, options_.device);
-  compare(*channel, manifest_);
-  channel_ = std::move(channel);
+  channel_ = opened(std::move(channel), generation, options_.device, manifest_);
 }
 
-void Subscriber::disconnect() {
-  if (channel_) channel_->give_up();
-  channel_.reset();
-}
+void Subscriber::disconnect() { close(channel_); }
 
 /// Receives one bucket while the one before is checked and written. Returns the damaged ones.
 std::vector<std::int64_t> Subscriber::receive_buckets(const std::vector<std::int64_t>& buckets,

@@ -74,7 +74,7 @@ class Subscriber {
   Subscriber(std::vector<Part> parts, SyncOptions options);
   /// As Publisher::connect.
   void connect(std::unique_ptr<Channel> channel, std::int64_t generation);
-  /// As Publisher::disconnect.
+  /// Ends what is under way, as Publisher::disconnect does.
   void disconnect();
   /// Waits for the next publication and returns its version. Throws CommError if it fails:
   /// version() is then the old one, and unless is_intact() the weights are of two versions and must

@@ -170,7 +170,7 @@ void RecordedPasses::give_up(const std::string& reason) {
 void RecordedPasses::make_room() {
   if (recorded_.empty()) return;
   const device::Memory memory = device::memory(base_.context.device);
-  // What a pass needs beyond what lasts, once in the graphs and once beside them.
+  // A pass needs this beyond what lasts, once in the graphs and once more when it is launched.
   const std::int64_t of_pass = memory.peak_bytes - memory.used_bytes;
   if (memory.used_bytes + 2 * of_pass <= memory.total_bytes / 20 * 19) return;
   if (++releases_ > kMostReleases)

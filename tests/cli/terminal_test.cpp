@@ -16,7 +16,7 @@ using ::testing::HasSubstr;
 
 class OnATerminal : public ::testing::Test {
  protected:
-  /// What the terminal gets from the command's standard output.
+  /// Bytes that the terminal gets from the command's standard output.
   std::string output_of(const Arguments& arguments) {
     int terminal = -1, other = -1;
     std::array<char, 128> name{};

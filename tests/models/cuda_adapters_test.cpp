@@ -8,43 +8,21 @@
 #include <optional>
 
 #include "ckpt/hf_adapter.h"
-#include "models/registry.h"
 #include "rollout/engine.h"
+#include "testing/model_on_gpu.h"
 
 namespace heddle::rollout {
 namespace {
 
-constexpr std::int64_t kVocabulary = 512;
-
-assembly::ModelOnRanks model_on_gpu() {
-  // The heads' sizes are those of the published models.
-  const nlohmann::ordered_json json = {
-      {"model_type", "qwen3_5_text"}, {"vocab_size", kVocabulary},
-      {"hidden_size", 256},           {"intermediate_size", 640},
-      {"num_hidden_layers", 4},       {"num_attention_heads", 4},
-      {"num_key_value_heads", 2},     {"head_dim", 256},
-      {"linear_num_key_heads", 2},    {"linear_num_value_heads", 4},
-      {"linear_key_head_dim", 128},   {"linear_value_head_dim", 128},
-      {"initializer_range", 0.05},    {"tie_word_embeddings", true}};
-  runtime::Context context;
-  context.device = c10::Device(c10::DeviceType::CUDA, 0);
-  context.dtype = at::kBFloat16;
-  context.seed = 5;
-  assembly::ModelRecipe recipe;
-  recipe.config = models::parse_config(json, "test");
-  recipe.purpose = assembly::Purpose::kGenerate;
-  recipe.weights = assembly::Weights::kRandom;
-  assembly::NewAdapters adapters;
-  adapters.targets = {"all-linear"};
-  recipe.adapters = adapters;
-  return assembly::place(recipe, context);
-}
+using testing::kVocabularyOnGpu;
 
 class GpuAdaptersOfRequests : public ::testing::Test {
  protected:
   void SetUp() override {
     if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device, or libtorch_cuda is not linked";
-    placed_.emplace(model_on_gpu());
+    assembly::NewAdapters adapters;
+    adapters.targets = {"all-linear"};
+    placed_.emplace(testing::model_on_gpu(assembly::Purpose::kGenerate, adapters));
     adapters_ = {set({"all-linear"}, 16), set({"q_proj", "v_proj"}, 8), set({"all-linear"}, 64),
                  set({"gate_proj", "down_proj"}, 1),
                  std::make_shared<const Adapter>(Adapter{"base", 0, nullptr})};
@@ -69,7 +47,7 @@ class GpuAdaptersOfRequests : public ::testing::Test {
   static std::vector<std::int32_t> prompt(std::int64_t i) {
     std::vector<std::int32_t> ids;
     for (std::int64_t t = 0; t < 4 + i % 3; ++t)
-      ids.push_back(static_cast<std::int32_t>((31 * i + 7 * t) % kVocabulary));
+      ids.push_back(static_cast<std::int32_t>((31 * i + 7 * t) % kVocabularyOnGpu));
     return ids;
   }
 

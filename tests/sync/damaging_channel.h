@@ -36,6 +36,7 @@ class DamagingChannel final : public Channel {
   std::vector<std::string> gather(const std::string& text) override {
     return channel_->gather(text);
   }
+  void give_up() override { channel_->give_up(); }
 
  private:
   std::unique_ptr<Channel> channel_;

@@ -162,6 +162,7 @@ TEST(WeightSync, WarmUpSeesAWrongByte) {
     comm::Pending start_broadcast(at::Tensor&, std::int64_t) override { return {}; }
     void sum(at::Tensor&) override {}
     std::vector<std::string> gather(const std::string& text) override { return {text, text}; }
+    void give_up() override {}
   };
   WrongChannel channel;
   EXPECT_THROW(warm_up(channel, 0, at::kCPU), CommError);

@@ -9,34 +9,13 @@
 #include "adapters/lora.h"
 #include "assembly/model_on_ranks.h"
 #include "device/device.h"
-#include "models/registry.h"
 #include "tenants/trainer.h"
+#include "testing/model_on_gpu.h"
 
 namespace heddle::tenants {
 namespace {
 
-constexpr std::int64_t kVocabulary = 512;
-
-assembly::ModelOnRanks model_on_gpu() {
-  // The heads' sizes are those of the published models.
-  const nlohmann::ordered_json json = {
-      {"model_type", "qwen3_5_text"}, {"vocab_size", kVocabulary},
-      {"hidden_size", 256},           {"intermediate_size", 640},
-      {"num_hidden_layers", 4},       {"num_attention_heads", 4},
-      {"num_key_value_heads", 2},     {"head_dim", 256},
-      {"linear_num_key_heads", 2},    {"linear_num_value_heads", 4},
-      {"linear_key_head_dim", 128},   {"linear_value_head_dim", 128},
-      {"initializer_range", 0.05},    {"tie_word_embeddings", true}};
-  runtime::Context context;
-  context.device = c10::Device(c10::DeviceType::CUDA, 0);
-  context.dtype = at::kBFloat16;
-  context.seed = 5;
-  assembly::ModelRecipe recipe;
-  recipe.config = models::parse_config(json, "test");
-  recipe.purpose = assembly::Purpose::kTenants;
-  recipe.weights = assembly::Weights::kRandom;
-  return assembly::place(recipe, context);
-}
+using testing::kVocabularyOnGpu;
 
 /// Several sequences of one set, others for every seed.
 Work work_of(SetId set, int seed, const std::vector<int>& lengths) {
@@ -46,8 +25,8 @@ Work work_of(SetId set, int seed, const std::vector<int>& lengths) {
   for (const int length : lengths) {
     Datum datum;
     for (int t = 0; t < length; ++t) {
-      datum.tokens.push_back((seed * 31 + t * t * 7 + t * 3) % kVocabulary);
-      datum.target_tokens.push_back((seed * 17 + t * 5) % kVocabulary);
+      datum.tokens.push_back((seed * 31 + t * t * 7 + t * 3) % kVocabularyOnGpu);
+      datum.target_tokens.push_back((seed * 17 + t * 5) % kVocabularyOnGpu);
       datum.inputs["weights"].push_back(t % 3 == 0 ? 0.0F : 0.01F * static_cast<float>(t % 7));
     }
     work.data.push_back(std::move(datum));
@@ -57,7 +36,7 @@ Work work_of(SetId set, int seed, const std::vector<int>& lengths) {
 
 const std::vector<int> kLengths = {64, 37};
 
-/// What training leaves.
+/// State that training leaves.
 struct Trained {
   std::vector<double> losses, norms;
   std::vector<std::vector<float>> logprobs;
@@ -122,7 +101,7 @@ class RecordedTenantPasses : public ::testing::TestWithParam<bool> {
   void SetUp() override {
     if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device, or libtorch_cuda is not linked";
     device::set_deterministic(GetParam());
-    base_.emplace(model_on_gpu());
+    base_.emplace(testing::model_on_gpu(assembly::Purpose::kTenants));
   }
   void TearDown() override { device::set_deterministic(false); }
 

@@ -52,7 +52,7 @@ class RecordedGraph final : public Graph {
   }
 
   c10::MempoolId_t pool_;
-  /// That of all graphs of the pool: the allocator gives freed memory to its own stream alone, and
+  /// All graphs of the pool share it: the allocator gives freed memory to its own stream alone, and
   /// a backward runs on the stream of its forward, which may be another graph.
   c10::cuda::CUDAStream stream_;
   at::cuda::CUDAGraph graph_;
