@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <utility>
 
 #include <nlohmann/json.hpp>
@@ -15,8 +14,8 @@ inline constexpr std::int64_t kVocabularyOnGpu = 512;
 
 /// A small dense model of random weights in bf16 on the first GPU. Its heads have the sizes of the
 /// published models, which the kernels want.
-inline assembly::ModelOnRanks model_on_gpu(
-    assembly::Purpose purpose, std::optional<assembly::NewAdapters> adapters = std::nullopt) {
+inline assembly::ModelOnRanks model_on_gpu(assembly::Purpose purpose,
+                                           assembly::AdapterSource adapters = {}) {
   const nlohmann::ordered_json json = {
       {"model_type", "qwen3_5_text"}, {"vocab_size", kVocabularyOnGpu},
       {"hidden_size", 256},           {"intermediate_size", 640},
