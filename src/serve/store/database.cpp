@@ -6,6 +6,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "base/errors.h"
 #include "base/log.h"
@@ -38,22 +39,46 @@ Database::Database(const std::filesystem::path& path) {
   execute("PRAGMA foreign_keys=ON");
 }
 
-Database::~Database() { sqlite3_close(handle_); }
+Database::~Database() {
+  for (const auto& [text, statement] : idle_) sqlite3_finalize(statement);
+  sqlite3_close(handle_);
+}
 
 void Database::execute(const char* sql) {
   if (sqlite3_exec(handle_, sql, nullptr, nullptr, nullptr) != SQLITE_OK)
     throw_error<FileError>("the server's database: {}", sqlite3_errmsg(handle_));
 }
 
-Statement::Statement(const Database& database, const char* sql) : database_(database) {
-  check(sqlite3_prepare_v2(database.handle(), sql, -1, &statement_, nullptr));
+std::int64_t Database::rows_scanned() const {
+  std::int64_t count = 0;
+  sqlite3_stmt* statement = nullptr;
+  while ((statement = sqlite3_next_stmt(handle_, statement)) != nullptr)
+    count += sqlite3_stmt_status(statement, SQLITE_STMTSTATUS_FULLSCAN_STEP, 0);
+  return count;
 }
 
-Statement::~Statement() { sqlite3_finalize(statement_); }
+Statement::Statement(Database& database, std::string_view sql) : database_(database) {
+  const auto idle = database_.idle_.find(sql);
+  if (idle != database_.idle_.end()) {
+    prepared_ = database_.idle_.extract(idle);
+    statement_ = prepared_.mapped();
+    return;
+  }
+  check(sqlite3_prepare_v3(database_.handle_, sql.data(), static_cast<int>(sql.size()),
+                           SQLITE_PREPARE_PERSISTENT, &statement_, nullptr));
+  Database::Prepared made;
+  prepared_ = made.extract(made.emplace(sql, statement_));
+}
+
+Statement::~Statement() {
+  sqlite3_reset(statement_);  // tells the last step's error once more
+  sqlite3_clear_bindings(statement_);
+  database_.idle_.insert(std::move(prepared_));
+}
 
 void Statement::check(int status) const {
   if (status != SQLITE_OK)
-    throw_error<FileError>("the server's database: {}", sqlite3_errmsg(database_.handle()));
+    throw_error<FileError>("the server's database: {}", sqlite3_errmsg(database_.handle_));
 }
 
 Statement& Statement::bind(std::int64_t value) {
@@ -89,7 +114,7 @@ bool Statement::step() {
   return false;
 }
 
-std::int64_t Statement::changes() const { return sqlite3_changes64(database_.handle()); }
+std::int64_t Statement::changes() const { return sqlite3_changes64(database_.handle_); }
 
 std::int64_t Statement::integer(int column) const {
   return sqlite3_column_int64(statement_, column);
@@ -109,17 +134,21 @@ bool Statement::is_null(int column) const {
 
 double Statement::real(int column) const { return sqlite3_column_double(statement_, column); }
 
+Transaction::Transaction(Database& database) : database_(database) {
+  Statement(database_, "BEGIN").run();
+}
+
 Transaction::~Transaction() {
   if (is_done_) return;
   try {
-    database_.execute("ROLLBACK");
+    Statement(database_, "ROLLBACK").run();
   } catch (const FileError& error) {
     log::error("a change of the server's database cannot be taken back: {}", error.what());
   }
 }
 
 void Transaction::commit() {
-  database_.execute("COMMIT");
+  Statement(database_, "COMMIT").run();
   is_done_ = true;
 }
 

@@ -2,9 +2,11 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 
 struct sqlite3;
 struct sqlite3_stmt;
@@ -22,16 +24,30 @@ class Database {
   Database& operator=(const Database&) = delete;
 
   void execute(const char* sql);
-  sqlite3* handle() const { return handle_; }
+  /// Rows that statements passed over for want of an index.
+  std::int64_t rows_scanned() const;
 
  private:
+  friend class Statement;
+  struct TextHash {
+    using is_transparent = void;
+    std::size_t operator()(std::string_view text) const {
+      return std::hash<std::string_view>()(text);
+    }
+  };
+  using Prepared = std::unordered_multimap<std::string, sqlite3_stmt*, TextHash, std::equal_to<>>;
+
   sqlite3* handle_ = nullptr;
+  /// Statements that nobody uses now, by their text. Preparing one costs as much as many runs of
+  /// it. A text that is used within its own rows is prepared a second time.
+  Prepared idle_;
 };
 
 /// A statement and its values: Statement(db, "... ? ...").bind(1).bind("a").run()
+/// The database must outlive it.
 class Statement {
  public:
-  Statement(const Database& database, const char* sql);
+  Statement(Database& database, std::string_view sql);
   ~Statement();
   Statement(const Statement&) = delete;
   Statement& operator=(const Statement&) = delete;
@@ -60,7 +76,8 @@ class Statement {
  private:
   void check(int status) const;
 
-  const Database& database_;
+  Database& database_;
+  Database::Prepared::node_type prepared_;
   sqlite3_stmt* statement_ = nullptr;
   int bound_ = 0;
 };
@@ -68,7 +85,7 @@ class Statement {
 /// Changes that appear together or not at all.
 class Transaction {
  public:
-  explicit Transaction(Database& database) : database_(database) { database_.execute("BEGIN"); }
+  explicit Transaction(Database& database);
   ~Transaction();
   Transaction(const Transaction&) = delete;
   Transaction& operator=(const Transaction&) = delete;
