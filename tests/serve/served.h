@@ -3,11 +3,13 @@
 #include <atomic>
 #include <filesystem>
 #include <functional>
+#include <future>
 #include <memory>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
 #include "client.h"
@@ -66,6 +68,15 @@ class Served {
   int port() const { return port_; }
   Keys& keys() { return keys_; }
   RecordingBackend& backend() const { return *backend_; }
+  std::int64_t rows_scanned() {
+    return on_loop([this] { return data_.database().rows_scanned(); });
+  }
+  std::uint64_t seed_of(const std::string& run) {
+    return on_loop([&] {
+      Statement row(data_.database(), "SELECT options FROM run WHERE id = ?");
+      return row.bind(run).step() ? json::parse(row.text(0)).at("seed").get<std::uint64_t>() : 0;
+    });
+  }
 
  private:
   DataDirectory data_;
@@ -80,6 +91,13 @@ class Served {
   std::atomic<bool> stop_ = false;
   int port_ = 0;
   std::thread thread_;
+
+  template <class Work>
+  auto on_loop(const Work& work) -> decltype(work()) {
+    std::promise<decltype(work())> found;
+    server_.post([&] { found.set_value(work()); });
+    return found.get_future().get();
+  }
 };
 
 /// One client of it.
@@ -142,5 +160,22 @@ class ApiClient {
   Client client_;
   std::string key_, accept_;
 };
+
+/// The number that the run's weights are after its steps.
+inline double weights_after(ApiClient& caller, const std::vector<json>& requests) {
+  std::vector<json> promises;
+  double norm = 0;
+  for (const json& request : requests) {
+    const bool is_step = request.contains("adam_params");
+    promises.push_back(caller.post(is_step ? "optim_step" : "forward_backward", request));
+    EXPECT_EQ(caller.status, 200) << promises.back();
+  }
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    const json outcome = caller.wait(promises[i]);
+    if (outcome.is_object() && outcome.contains("metrics"))
+      norm = outcome["metrics"]["grad_norm:mean"];
+  }
+  return norm;
+}
 
 }  // namespace heddle::serve::testing

@@ -16,25 +16,9 @@ using testing::body_of;
 using ::testing::HasSubstr;
 using testing::Served;
 using testing::status_of;
+using testing::weights_after;
 
 using Directory = heddle::testing::TemporaryDirectory;
-
-/// The number that the run's weights are after its steps.
-double weights_after(ApiClient& caller, const std::vector<json>& requests) {
-  std::vector<json> promises;
-  double norm = 0;
-  for (const json& request : requests) {
-    const bool is_step = request.contains("adam_params");
-    promises.push_back(caller.post(is_step ? "optim_step" : "forward_backward", request));
-    EXPECT_EQ(caller.status, 200) << promises.back();
-  }
-  for (std::size_t i = 0; i < requests.size(); ++i) {
-    const json outcome = caller.wait(promises[i]);
-    if (outcome.is_object() && outcome.contains("metrics"))
-      norm = outcome["metrics"]["grad_norm:mean"];
-  }
-  return norm;
-}
 
 TEST(Tinker, RunsRequestsInTheOrderOfTheirNumbers) {
   const Directory folder;
@@ -349,49 +333,6 @@ TEST(Tinker, TellsAfterARestartWhatWasLost) {
                                                                {"path", path},
                                                                {"optimizer", true}}));
   EXPECT_TRUE(loaded.contains("model_id")) << loaded;
-}
-
-TEST(Tinker, RunsRequestsAgainAfterARestartWithDurableSteps) {
-  tinker::ServiceOptions durable = Served::quick();
-  durable.durable_steps = 2;
-  for (const int before : {1, 2, 3, 5, 6, 7}) {
-    const Directory folder;
-    std::vector<json> requests;
-    const auto some = [&](const std::string& run) {
-      requests.clear();
-      for (int i = 0; i < 4; ++i) {
-        requests.push_back(ApiClient::work(run, 2 * i + 1, {i + 1, i + 2}));
-        requests.push_back(ApiClient::step(run, 2 * i + 2));
-      }
-      return requests;
-    };
-    double whole = 0;
-    json made;
-    std::string run;
-    std::vector<json> promises;
-    {
-      Served served(folder.path(), durable);
-      ApiClient caller(served.port());
-      const std::string session = caller.session();
-      whole = weights_after(caller, some(caller.create_model(session, 1).at("model_id")));
-      made = caller.create_model(session);
-      run = made.at("model_id");
-      some(run);
-      // The first of them have their outcomes; one has not.
-      for (int i = 0; i < before; ++i)
-        promises.push_back(
-            caller.post(i % 2 == 0 ? "forward_backward" : "optim_step", requests[i]));
-      for (int i = 0; i + 1 < before; ++i) caller.wait(promises[i]);
-    }
-    Served served(folder.path(), durable);
-    ApiClient caller(served.port());
-    for (const json& promise : promises) {
-      const json outcome = caller.wait(promise);
-      EXPECT_FALSE(outcome.is_object() && outcome.contains("error")) << outcome;
-    }
-    EXPECT_EQ(made, caller.create_model(run.substr(0, run.find(':'))));
-    EXPECT_EQ(weights_after(caller, requests), whole) << "stopped after " << before;
-  }
 }
 
 TEST(Tinker, SecondServerIsKeptOut) {

@@ -20,6 +20,7 @@ namespace {
 constexpr std::int64_t kVersion = 1;  ///< For tables and folders.
 constexpr std::size_t kLongestName = 128;
 
+/// SQLite takes request_place for statements that say `seq >= 0` in these words alone.
 constexpr const char* kTables = R"(
 CREATE TABLE IF NOT EXISTS meta(version INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS key(
@@ -47,6 +48,8 @@ CREATE TABLE IF NOT EXISTS request(
   is_proto INTEGER NOT NULL DEFAULT 0, result BLOB, body BLOB, created REAL NOT NULL,
   finished REAL);
 CREATE UNIQUE INDEX IF NOT EXISTS request_place ON request(owner, seq) WHERE seq >= 0;
+CREATE INDEX IF NOT EXISTS request_finished ON request(finished) WHERE finished IS NOT NULL;
+CREATE INDEX IF NOT EXISTS run_session ON run(session);
 )";
 
 /// A folder below an open one, made if it is missing and never a link. Closes `parent`.

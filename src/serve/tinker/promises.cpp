@@ -30,7 +30,7 @@ Promises::Promise Promises::make(const Submission& submission,
   const auto place = std::pair(submission.owner, submission.seq);
   if (submission.seq >= 0) {
     if (!by_place_.contains(place)) {
-      Statement row(database_, "SELECT id FROM request WHERE owner = ? AND seq = ?");
+      Statement row(database_, "SELECT id FROM request WHERE owner = ? AND seq = ? AND seq >= 0");
       if (row.bind(submission.owner).bind(submission.seq).step()) load(row.text(0));
     }
     if (const auto found = by_place_.find(place); found != by_place_.end()) {

@@ -105,6 +105,10 @@ class Service {
   // service_restore.cpp
   void restore();
   void restore_run(const std::string& run, const std::string& tenant);
+  /// After its end: what was kept to run it again is removed.
+  void forget_run(const std::string& run, const std::string& tenant);
+  /// Removes the saved states of a run but one.
+  void remove_states(const std::string& run, const std::string& tenant, const std::string& kept);
   void replay(const std::string& kind, const std::string& tenant, const std::string& body);
   /// Every durable_steps an optimizer step saves the state after it too.
   void keep_state(const std::string& run, const std::string& tenant, Operation& operation);

@@ -11,7 +11,8 @@ namespace {
 
 using nlohmann::json;
 
-constexpr char kProtobuf = 'p', kJson = 'j';  ///< First byte of a body that is kept.
+constexpr const char* kStatePrefix = "state-";  ///< Of folders in a run's directory.
+constexpr char kProtobuf = 'p', kJson = 'j';    ///< First byte of a body that is kept.
 
 /// Nobody waits for the answer to a replayed request.
 class Nobody final : public Responder::Exchange {
@@ -42,8 +43,8 @@ void Service::restore() {
         database,
         "SELECT r.id, r.tenant FROM run r JOIN session s ON s.id = r.session WHERE "
         "r.is_live = 1 AND s.finished IS NULL AND (r.durable_name IS NOT NULL OR EXISTS "
-        "(SELECT 1 FROM request q WHERE q.owner = r.session || '/runs' AND q.body != x'' "
-        "AND r.id = r.session || ':train:' || q.seq)) ORDER BY r.created");
+        "(SELECT 1 FROM request q WHERE q.owner = r.session || '/runs' AND q.seq >= 0 AND "
+        "q.body != x'' AND r.id = r.session || ':train:' || q.seq)) ORDER BY r.created");
     while (rows.step()) kept.emplace_back(rows.text(0), rows.text(1));
   }
   // Other work under way had its effects in memory alone.
@@ -71,6 +72,7 @@ void Service::restore_run(const std::string& run, const std::string& tenant) {
   Statement state(database, "SELECT durable_seq, durable_name, session FROM run WHERE id = ?");
   state.bind(run).step();
   const std::int64_t durable_seq = state.integer(0);
+  remove_states(run, tenant, state.text(1));
   if (!state.is_null(1)) {
     Operation load;
     load.kind = "restore";
@@ -80,18 +82,42 @@ void Service::restore_run(const std::string& run, const std::string& tenant) {
     runs_.open(run, tenant, std::move(load), durable_seq + 1);
   } else {
     Statement made(database,
-                   "SELECT kind, body FROM request WHERE owner = ? AND ? = ? || ':train:' || seq");
+                   "SELECT kind, body FROM request WHERE owner = ? AND seq >= 0 AND ? = ? || "
+                   "':train:' || seq");
     made.bind(state.text(2) + "/runs").bind(run).bind(state.text(2));
     if (made.step()) replay(made.text(0), tenant, made.text(1));
   }
   Statement rows(database,
-                 "SELECT kind, body FROM request WHERE owner = ? AND seq > ? AND body != x'' ORDER "
-                 "BY seq");
+                 "SELECT kind, body FROM request WHERE owner = ? AND seq > ? AND seq >= 0 AND body "
+                 "!= x'' ORDER BY seq");
   rows.bind(run).bind(durable_seq);
   std::int64_t count = 0;
   for (; rows.step(); ++count) replay(rows.text(0), tenant, rows.text(1));
   log::info("run {} goes on from its state after request {}; {} later requests run again", run,
             durable_seq, count);
+}
+
+void Service::remove_states(const std::string& run, const std::string& tenant,
+                            const std::string& kept) {
+  std::error_code ignored;
+  for (const auto& entry :
+       std::filesystem::directory_iterator(data_.run_directory(tenant, run), ignored)) {
+    const std::string name = entry.path().filename();
+    if (name.starts_with(kStatePrefix) && name != kept)
+      std::filesystem::remove_all(entry.path(), ignored);
+  }
+}
+
+void Service::forget_run(const std::string& run, const std::string& tenant) {
+  steps_.erase(run);
+  Database& database = data_.database();
+  Transaction change(database);
+  Statement(database, "UPDATE run SET is_live = 0, durable_name = NULL WHERE id = ?")
+      .bind(run)
+      .run();
+  Statement(database, "UPDATE request SET body = x'' WHERE owner = ? AND seq >= 0").bind(run).run();
+  change.commit();
+  if (options_.durable_steps > 0) remove_states(run, tenant, "");
 }
 
 void Service::replay(const std::string& kind, const std::string& tenant, const std::string& body) {
@@ -121,7 +147,7 @@ void Service::keep_state(const std::string& run, const std::string& tenant, Oper
   operation.before = [this, run, name] {
     if (++steps_[run] < options_.durable_steps) return;
     steps_[run] = 0;
-    *name = "state-" + random_hex(6);
+    *name = kStatePrefix + random_hex(6);
   };
   operation.act = [this, name, run, tenant](Backend& backend, tenants::SetId set) {
     if (!name->empty()) backend.save(set, data_.run_directory(tenant, run) / *name, true);
@@ -130,25 +156,18 @@ void Service::keep_state(const std::string& run, const std::string& tenant, Oper
   operation.after = [this, name, run, tenant, seq] {
     if (name->empty()) return;
     Database& database = data_.database();
-    std::string replaced;
-    {
-      Statement old(database, "SELECT durable_name FROM run WHERE id = ?");
-      if (old.bind(run).step() && !old.is_null(0)) replaced = old.text(0);
-    }
     Transaction change(database);
-    Statement(database, "UPDATE run SET durable_seq = ?, durable_name = ? WHERE id = ?")
-        .bind(seq)
-        .bind(*name)
-        .bind(run)
-        .run();
-    Statement(database, "UPDATE request SET body = x'' WHERE owner = ? AND seq <= ?")
+    Statement live(database,
+                   "UPDATE run SET durable_seq = ?, durable_name = ? WHERE id = ? AND is_live = 1");
+    live.bind(seq).bind(*name).bind(run).run();
+    // The run may have ended during the step.
+    const bool is_live = live.changes() > 0;
+    Statement(database, "UPDATE request SET body = x'' WHERE owner = ? AND seq <= ? AND seq >= 0")
         .bind(run)
         .bind(seq)
         .run();
     change.commit();
-    std::error_code ignored;
-    if (!replaced.empty())
-      std::filesystem::remove_all(data_.run_directory(tenant, run) / replaced, ignored);
+    remove_states(run, tenant, is_live ? *name : "");
   };
 }
 

@@ -75,16 +75,17 @@ void Service::finish_session(const Request& request, const Responder& responder)
 
 void Service::end_session(const std::string& session, const std::string& reason) {
   beats_.erase(session);
-  Statement runs(data_.database(), "SELECT id FROM run WHERE session = ?");
-  runs.bind(session);
-  while (runs.step()) {
-    runs_.close(runs.text(0), reason);
-    steps_.erase(runs.text(0));
-    Statement(data_.database(), "UPDATE request SET body = x'' WHERE owner = ?")
-        .bind(runs.text(0))
-        .run();
+  std::vector<std::pair<std::string, std::string>> runs;
+  Statement rows(data_.database(), "SELECT id, tenant FROM run WHERE session = ? AND is_live = 1");
+  rows.bind(session);
+  while (rows.step()) runs.emplace_back(rows.text(0), rows.text(1));
+  for (const auto& [run, tenant] : runs) {
+    runs_.close(run, reason);
+    forget_run(run, tenant);
   }
-  Statement(data_.database(), "UPDATE run SET is_live = 0 WHERE session = ?").bind(session).run();
+  Statement(data_.database(), "UPDATE request SET body = x'' WHERE owner = ? AND seq >= 0")
+      .bind(session + "/runs")
+      .run();
 }
 
 void Service::list_sessions(const Request& request, const Responder& responder) {

@@ -17,6 +17,10 @@ std::int64_t seq_of(const Fields& fields) {
   return seq > 0 ? seq : -1;
 }
 
+std::string run_id(const std::string& session, std::int64_t number) {
+  return fmt::format("{}:train:{}", session, number);
+}
+
 constexpr int kRunRetry_s = 5;  ///< Until a run may have ended.
 
 void require_adamw(const Fields& fields) {
@@ -32,7 +36,8 @@ void Service::submit(const Request& request, const Responder& responder, const s
                      Operation operation) {
   Promises::Submission submission{request.caller.tenant, run, operation.seq, operation.kind,
                                   sha256_hex(request.body)};
-  submission.body = kept_body(request);
+  // A request without a number has no place in the order of a replay.
+  if (operation.seq >= 0) submission.body = kept_body(request);
   // A repeat gets its promise also where the run no longer takes new requests.
   const auto answer = [&](const std::string& id) {
     runs_.check(run, operation.seq, operation.bytes);
@@ -66,7 +71,7 @@ void Service::open_run(const Request& request, const Responder& responder, const
   require_session(request, session);
   const std::int64_t number = fields.integer("model_seq_id");
   if (number < 0) fields.refuse("model_seq_id", "a number from 0 on");
-  const std::string run = fmt::format("{}:train:{}", session, number);
+  const std::string run = run_id(session, number);
   const std::string tenant = request.caller.tenant;
   // Promise and run are entered together: a promise without its run would never end.
   Transaction entered(data_.database());
@@ -127,8 +132,15 @@ void Service::create_model(const Request& request, const Responder& responder) {
   if (options.rank < 1 || options.rank > options_.max_rank)
     throw_http(400, "lora_config.rank is {}: expected 1 to {}", options.rank, options_.max_rank);
   const auto seed = lora.maybe_integer("seed");
-  options.seed = seed ? static_cast<std::uint64_t>(*seed)
-                      : std::stoull(random_hex(6), nullptr, 16);  // JSON keeps 53 bits everywhere
+  if (seed) {
+    options.seed = static_cast<std::uint64_t>(*seed);
+  } else if (request.is_replay) {
+    options.seed =
+        require_run(request, run_id(fields.text("session_id"), fields.integer("model_seq_id")))
+            .seed;
+  } else {
+    options.seed = std::stoull(random_hex(6), nullptr, 16);  // JSON keeps 53 bits everywhere
+  }
   options.attn = lora.boolean("train_attn", true);
   options.mlp = lora.boolean("train_mlp", true);
   // The trainer has no adapters on the head, and clients ask for them unless told otherwise: each
@@ -225,6 +237,7 @@ void Service::unload_model(const Request& request, const Responder& responder) {
         return dump({{"request_id", id}, {"model_id", run}});
       });
   runs_.close(run, "the run was unloaded by its client");
+  forget_run(run, request.caller.tenant);
   promises_.finish(promise.id, Outcome::json(dump({{"type", "unload_model"}, {"model_id", run}})));
   responder.answer(200, promise.answer);
 }

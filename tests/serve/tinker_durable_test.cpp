@@ -1,0 +1,187 @@
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "served.h"
+#include "testing/temporary_directory.h"
+
+// Runs that go on after a restart: serve.durable_steps.
+namespace heddle::serve {
+namespace {
+
+using nlohmann::json;
+using testing::ApiClient;
+using ::testing::HasSubstr;
+using testing::Served;
+using testing::weights_after;
+
+using Directory = heddle::testing::TemporaryDirectory;
+
+tinker::ServiceOptions durable() {
+  tinker::ServiceOptions options = Served::quick();
+  options.durable_steps = 2;
+  return options;
+}
+
+std::vector<json> steps_of(const std::string& run, int first, int count) {
+  std::vector<json> requests;
+  for (int seq = first; seq < first + 2 * count; seq += 2) {
+    requests.push_back(ApiClient::work(run, seq, {seq, seq + 1}));
+    requests.push_back(ApiClient::step(run, seq + 1));
+  }
+  return requests;
+}
+
+/// Names of the states in a run's folder.
+std::vector<std::string> states(const Directory& data, const std::string& run) {
+  std::vector<std::string> names;
+  for (const auto& entry :
+       std::filesystem::directory_iterator(data.path() / "tenants" / "local" / "runs" / run)) {
+    const std::string name = entry.path().filename();
+    if (name.starts_with("state-")) names.push_back(name);
+  }
+  return names;
+}
+
+TEST(Durable, RunsRequestsAgainAfterARestart) {
+  for (const int before : {1, 2, 3, 5, 6, 7}) {
+    const Directory folder;
+    std::vector<json> requests;
+    const auto some = [&](const std::string& run) {
+      requests.clear();
+      for (int i = 0; i < 4; ++i) {
+        requests.push_back(ApiClient::work(run, 2 * i + 1, {i + 1, i + 2}));
+        requests.push_back(ApiClient::step(run, 2 * i + 2));
+      }
+      return requests;
+    };
+    double whole = 0;
+    json made;
+    std::string run;
+    std::vector<json> promises;
+    {
+      Served served(folder.path(), durable());
+      ApiClient caller(served.port());
+      const std::string session = caller.session();
+      whole = weights_after(caller, some(caller.create_model(session, 1).at("model_id")));
+      made = caller.create_model(session);
+      run = made.at("model_id");
+      some(run);
+      // The first of them have their outcomes; one has not.
+      for (int i = 0; i < before; ++i)
+        promises.push_back(
+            caller.post(i % 2 == 0 ? "forward_backward" : "optim_step", requests[i]));
+      for (int i = 0; i + 1 < before; ++i) caller.wait(promises[i]);
+    }
+    Served served(folder.path(), durable());
+    ApiClient caller(served.port());
+    for (const json& promise : promises) {
+      const json outcome = caller.wait(promise);
+      EXPECT_FALSE(outcome.is_object() && outcome.contains("error")) << outcome;
+    }
+    EXPECT_EQ(made, caller.create_model(run.substr(0, run.find(':'))));
+    EXPECT_EQ(weights_after(caller, requests), whole) << "stopped after " << before;
+  }
+}
+
+TEST(Durable, ARunWithoutASeedKeepsTheOneItWasGiven) {
+  const Directory folder;
+  std::string run, session;
+  double before = 0;
+  {
+    Served served(folder.path(), durable());
+    ApiClient caller(served.port());
+    session = caller.session();
+    const json made = caller.post("create_model", {{"session_id", session},
+                                                   {"model_seq_id", 0},
+                                                   {"base_model", "base"},
+                                                   {"lora_config", {{"rank", 8}}}});
+    run = made.at("model_id");
+    before = weights_after(caller, steps_of(run, 1, 1));
+  }
+  Served served(folder.path(), durable());
+  ApiClient caller(served.port());
+  // The run is made and its step done anew; its repeated request is told what it was told before.
+  EXPECT_EQ(weights_after(caller, steps_of(run, 1, 1)), before);
+  const double after = weights_after(caller, steps_of(run, 3, 1));
+  const json saved =
+      caller.wait(caller.post("save_weights", {{"model_id", run}, {"path", "w"}, {"seq_id", 5}}));
+  ASSERT_TRUE(saved.contains("path")) << saved;
+  // The seed is all that a run of this model begins with.
+  const std::uint64_t seed = served.seed_of(run);
+  const json again = caller.post("create_model", {{"session_id", session},
+                                                  {"model_seq_id", 1},
+                                                  {"base_model", "base"},
+                                                  {"lora_config", {{"rank", 8}, {"seed", seed}}}});
+  EXPECT_EQ(weights_after(caller, steps_of(again.at("model_id"), 1, 1)), before);
+  EXPECT_EQ(weights_after(caller, steps_of(again.at("model_id"), 3, 1)), after);
+}
+
+TEST(Durable, ARunThatEndsLeavesNothingBehind) {
+  const Directory folder;
+  std::string unloaded, finished, living;
+  {
+    Served served(folder.path(), durable());
+    ApiClient caller(served.port());
+    const std::string session = caller.session(), other = caller.session();
+    unloaded = caller.create_model(session, 0).at("model_id");
+    living = caller.create_model(session, 1).at("model_id");
+    finished = caller.create_model(other, 0).at("model_id");
+    for (const std::string& run : {unloaded, finished, living}) {
+      weights_after(caller, steps_of(run, 1, 5));
+      EXPECT_EQ(states(folder, run).size(), 1U);
+    }
+    caller.wait(caller.post("unload_model", {{"model_id", unloaded}}));
+    caller.post("sessions/" + other + "/finish", {{"reason", {{"type", "success"}}}});
+    EXPECT_EQ(states(folder, unloaded).size(), 0U);
+    EXPECT_EQ(states(folder, finished).size(), 0U);
+    EXPECT_EQ(states(folder, living).size(), 1U);
+  }
+  // A server that is killed between a state and its entry in the database leaves one.
+  std::filesystem::create_directory(folder.path() / "tenants" / "local" / "runs" / living /
+                                    "state-of-nobody");
+  Served served(folder.path(), durable());
+  ApiClient caller(served.port());
+  caller.wait(caller.post("optim_step", ApiClient::step(living, 11)));
+  EXPECT_EQ(states(folder, living).size(), 1U);
+  EXPECT_NE(states(folder, living).at(0), "state-of-nobody");
+  for (const std::string& run : {unloaded, finished})
+    EXPECT_THAT(caller.post("optim_step", ApiClient::step(run, 11)).at("detail").get<std::string>(),
+                HasSubstr("not in memory"));
+}
+
+TEST(Durable, ARequestWithoutANumberIsToldThatItIsLost) {
+  const Directory folder;
+  json promise;
+  {
+    Served served(folder.path(), durable());
+    ApiClient caller(served.port());
+    const std::string run = caller.create_model(caller.session()).at("model_id");
+    // Both wait for seven others.
+    caller.post("optim_step", ApiClient::step(run, 8));
+    promise =
+        caller.post("optim_step", {{"model_id", run}, {"adam_params", {{"learning_rate", 1}}}});
+    ASSERT_EQ(caller.status, 200);
+  }
+  Served served(folder.path(), durable());
+  ApiClient caller(served.port());
+  EXPECT_THAT(caller.wait(promise).at("error").get<std::string>(), HasSubstr("restarted"));
+}
+
+TEST(Durable, RequestsAreFoundByTheirPlace) {
+  const Directory folder;
+  Served served(folder.path(), durable());
+  ApiClient caller(served.port());
+  const std::string run = caller.create_model(caller.session()).at("model_id");
+  weights_after(caller, steps_of(run, 1, 5));
+  const std::int64_t before = served.rows_scanned();
+  weights_after(caller, steps_of(run, 11, 5));
+  weights_after(caller, steps_of(run, 11, 1));
+  EXPECT_EQ(served.rows_scanned(), before) << "the cost of a request grows with their number";
+}
+
+}  // namespace
+}  // namespace heddle::serve
