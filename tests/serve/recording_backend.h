@@ -69,6 +69,7 @@ class RecordingBackend final : public Backend {
     return results;
   }
   void save(tenants::SetId id, const std::filesystem::path& directory, bool) override {
+    calls += " save";
     std::filesystem::create_directories(directory);
     std::ofstream(directory / "weights") << sets_.at(id).weights << " " << sets_.at(id).gradient;
   }
@@ -114,7 +115,8 @@ class RecordingBackend final : public Backend {
   }
 
   std::atomic<std::size_t> most_joined = 0;
-  std::string calls;  ///< Passes and steps in the order they ran in; to be read when nothing runs.
+  std::string
+      calls;  ///< Passes, steps and saves in the order they ran in; to be read when nothing runs.
   /// A work whose first token is 98 says that it has begun, and waits until it may end.
   std::binary_semaphore long_work_began{0}, long_work_may_end{0};
 

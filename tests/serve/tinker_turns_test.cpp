@@ -73,6 +73,27 @@ TEST(TinkerTurns, RunsThatTrainInStepStayInStep) {
   EXPECT_EQ(served.backend().calls, " pass of 1 pass of 3 step of 3 pass of 3");
 }
 
+TEST(TinkerTurns, ARunIsNotKeptWaitingByOthersOfItsTenant) {
+  const Directory folder;
+  Served served(folder.path(), Served::quick(), {});
+  ApiClient caller(served.port());
+  const std::vector<std::string> runs = made_runs(caller, {8, 8, 8});
+  const json first = caller.post("forward_backward", ApiClient::work(runs[0], 1, {98}));
+  served.backend().long_work_began.acquire();
+  std::vector<json> promises;
+  for (int seq = 2; seq < 8; ++seq)
+    for (int i = 0; i < 2; ++i)
+      promises.push_back(
+          caller.post("forward_backward", ApiClient::work(runs[i], i == 0 ? seq : seq - 1, {1})));
+  // It shares no pass with them, and its name comes after theirs.
+  promises.push_back(
+      caller.post("save_weights", {{"model_id", runs[2]}, {"path", "a"}, {"seq_id", 1}}));
+  served.backend().long_work_may_end.release();
+  caller.wait(first);
+  for (const json& promise : promises) caller.wait(promise);
+  EXPECT_EQ(served.backend().calls.substr(0, 30), " pass of 1 pass of 2 save pass");
+}
+
 TEST(TinkerTurns, ARunThatCameLateSharesTheNextPass) {
   const Directory folder;
   tinker::ServiceOptions options = Served::quick();

@@ -44,7 +44,8 @@ struct Operation {
 };
 
 /// The training runs whose adapters are in memory. A run's operations run in the order of their
-/// seq_ids, whatever order they come in; runs take turns by the tokens that their tenants had.
+/// seq_ids, whatever order they come in; runs take turns by the tokens that their tenants had,
+/// those of one tenant one after another.
 /// forward_backwards of several runs share a pass, and their optimizer steps go before it together,
 /// so that runs that train in step stay in step; a run that has fallen behind is caught up with, as
 /// a turn waits a moment for those that are about to come back. All calls are made on the loop's
@@ -106,6 +107,7 @@ class Runs {
     std::size_t waiting_bytes = 0;
     Clock::time_point blocked_since;  ///< The operation that is next has been missing.
     Clock::time_point idle_since;     ///< All that had come was done.
+    std::int64_t last_turn = 0;       ///< Its number; the run that waits longest comes first.
     double pause_s = 1e9;             ///< From then to its next operation, the last time.
     bool is_running = false;          ///< One of its operations is on the model's thread.
     bool is_closed = false;           ///< Goes as soon as that one is done.
@@ -151,6 +153,7 @@ class Runs {
   Options options_;
   std::map<std::string, Run> runs_;
   std::map<std::string, std::int64_t> served_;  ///< Tokens that each tenant had.
+  std::int64_t turns_ = 0;
   bool is_busy_ = false, is_draining_ = false, is_join_due_ = false;
   std::optional<Clock::time_point> waits_since_;  ///< A turn for others.
   bool was_step_ = false;                         ///< The last turn was one of optimizer steps.

@@ -51,8 +51,9 @@ std::vector<std::string> Runs::ready_runs() const {
     if (is_ready(run)) ready.push_back(id);
   }
   const auto served = [this](const std::string& id) {
-    const auto found = served_.find(runs_.at(id).tenant);
-    return found == served_.end() ? 0 : found->second;
+    const Run& run = runs_.at(id);
+    const auto found = served_.find(run.tenant);
+    return std::pair(found == served_.end() ? 0 : found->second, run.last_turn);
   };
   std::ranges::stable_sort(ready, {}, served);
   // Runs that train in step stay so; a run that only sends steps keeps nobody waiting.
@@ -107,6 +108,7 @@ Runs::Running Runs::take(const std::string& id) {
   Run& run = runs_.at(id);
   auto node = run.waiting.extract(run.next_seq);
   run.is_running = true;
+  run.last_turn = turns_;
   run.waiting_bytes -= node.mapped().bytes;
   Running running{id, std::move(node.mapped()), {}, run.set};
   // A tenant that comes back from a pause has no claim on the time it did not use.
@@ -124,6 +126,7 @@ void Runs::pump() {
   const auto ready = ready_runs();
   if (ready.empty()) return;
   is_busy_ = true;
+  ++turns_;
   waits_since_.reset();
   auto batch = std::make_shared<std::vector<Running>>();
   batch->push_back(take(ready.front()));
