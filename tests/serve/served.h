@@ -71,6 +71,27 @@ class Served {
   std::int64_t rows_scanned() {
     return on_loop([this] { return data_.database().rows_scanned(); });
   }
+  /// The database takes so many pages more.
+  void leave_room(int pages) {
+    on_loop([&] {
+      Statement now(data_.database(), "PRAGMA page_count");
+      now.step();
+      const std::int64_t most = now.integer(0) + pages;
+      data_.database().execute(("PRAGMA max_page_count=" + std::to_string(most)).c_str());
+      return true;
+    });
+  }
+  /// Keeps the loop from its work while `work` sends requests, which come in one turn then.
+  void in_one_turn(const std::function<void()>& work) {
+    std::promise<void> waits, sent;
+    server_.post([&] {
+      waits.set_value();
+      sent.get_future().wait();
+    });
+    waits.get_future().wait();
+    work();
+    sent.set_value();
+  }
   std::uint64_t seed_of(const std::string& run) {
     return on_loop([&] {
       Statement row(data_.database(), "SELECT options FROM run WHERE id = ?");

@@ -1,5 +1,7 @@
 #include <filesystem>
+#include <future>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -169,6 +171,44 @@ TEST(Durable, ARequestWithoutANumberIsToldThatItIsLost) {
   Served served(folder.path(), durable());
   ApiClient caller(served.port());
   EXPECT_THAT(caller.wait(promise).at("error").get<std::string>(), HasSubstr("restarted"));
+}
+
+TEST(Durable, RequestsOfOneTurnArePromisedTogetherOrNotAtAll) {
+  const Directory folder;
+  Served served(folder.path(), durable());
+  ApiClient caller(served.port());
+  const std::string session = caller.session();
+  std::vector<json> bodies;
+  std::vector<std::unique_ptr<ApiClient>> callers;
+  for (int number = 0; number < 3; ++number) {
+    const json made = caller.create_model(session, number);
+    caller.wait(made);
+    bodies.push_back(ApiClient::step(made.at("model_id"), 1));
+    callers.push_back(std::make_unique<ApiClient>(served.port()));
+    callers.back()->get("get_server_capabilities");  // the server knows the connection
+  }
+  bodies[1]["more"] = std::string(3600, 'x');  // a page of its own, one read of a socket
+  const auto post_all = [&] {
+    std::vector<json> answers(bodies.size());
+    std::vector<std::future<void>> sent;
+    served.in_one_turn([&] {
+      for (std::size_t i = 0; i < callers.size(); ++i)
+        sent.push_back(std::async(std::launch::async, [&, i] {
+          answers[i] = callers[i]->post("optim_step", bodies[i]);
+          answers[i]["status"] = callers[i]->status;
+        }));
+      std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    });
+    for (auto& each : sent) each.get();
+    return answers;
+  };
+  served.leave_room(0);
+  for (const json& answer : post_all()) EXPECT_EQ(answer.at("status"), 500) << answer;
+  served.leave_room(100000);
+  for (const json& answer : post_all()) {
+    ASSERT_EQ(answer.at("status"), 200) << answer;
+    EXPECT_TRUE(caller.wait(answer).contains("metrics"));
+  }
 }
 
 TEST(Durable, RequestsAreFoundByTheirPlace) {

@@ -139,7 +139,8 @@ Transaction::Transaction(Database& database) : database_(database) {
 }
 
 Transaction::~Transaction() {
-  if (is_done_) return;
+  // After some errors, as of a full disk, SQLite has taken the change back itself.
+  if (is_done_ || sqlite3_get_autocommit(database_.handle_) != 0) return;
   try {
     Statement(database_, "ROLLBACK").run();
   } catch (const FileError& error) {

@@ -29,6 +29,7 @@ class Database {
 
  private:
   friend class Statement;
+  friend class Transaction;
   struct TextHash {
     using is_transparent = void;
     std::size_t operator()(std::string_view text) const {

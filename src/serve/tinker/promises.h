@@ -62,6 +62,9 @@ class Promises {
   Promise make(const Submission& submission,
                const std::function<std::string(const std::string& id)>& answer);
 
+  /// Takes a promise back whose entry in the database was taken back.
+  void forget(const std::string& id) { erase(id); }
+
   void finish(const std::string& id, const Outcome& outcome);
   /// finish() of several, for which the host waits for the disk once.
   void finish(const std::vector<std::pair<std::string, const Outcome*>>& finished);

@@ -41,19 +41,21 @@ void Service::route(const char* method, const std::string& path, const char* sco
 }
 
 void Service::on_loop(const Responder& responder, std::function<void()> work) {
-  server_.post([responder, work = std::move(work)] {
-    try {
-      work();
-    } catch (const HttpError& error) {
-      responder.answer(error.status(), error_body(0, error.what()), "application/json",
-                       error.headers());
-    } catch (const UserError& error) {
-      responder.answer(400, error_body(0, error.what()));
-    } catch (const std::exception& error) {
-      log::error("a request fails: {}", error.what());
-      responder.answer(500, error_body(0, "internal error"));
-    }
-  });
+  server_.post([responder, work = std::move(work)] { answering(responder, work); });
+}
+
+void Service::answering(const Responder& responder, const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const HttpError& error) {
+    responder.answer(error.status(), error_body(0, error.what()), "application/json",
+                     error.headers());
+  } catch (const UserError& error) {
+    responder.answer(400, error_body(0, error.what()));
+  } catch (const std::exception& error) {
+    log::error("a request fails: {}", error.what());
+    responder.answer(500, error_body(0, "internal error"));
+  }
 }
 
 void Service::serve() {

@@ -58,6 +58,8 @@ class Service {
              Cost cost = Cost::kNone);
   /// Runs the work on the loop's thread; what it throws becomes the answer.
   void on_loop(const Responder& responder, std::function<void()> work);
+  /// Turns what the work throws into an answer.
+  static void answering(const Responder& responder, const std::function<void()>& work);
   void tick();
 
   // service.cpp
@@ -90,9 +92,6 @@ class Service {
   void unload_model(const Request& request, const Responder& responder);
   void add_work(const Request& request, const Responder& responder, tenants::Work work,
                 const std::string& run, std::int64_t seq, std::size_t bytes);
-  /// Promises an operation of a run and puts it in its place.
-  void submit(const Request& request, const Responder& responder, const std::string& run,
-              Operation operation);
   /// Promises a new run that `make` makes the set of.
   void open_run(const Request& request, const Responder& responder, const Fields& fields,
                 const tenants::SetOptions& options, const std::string& path,
@@ -101,6 +100,25 @@ class Service {
   std::string kept_body(const Request& request) const;
   /// Throws HttpError 404 for a run that is not the caller's.
   tenants::SetOptions require_run(const Request& request, const std::string& run);
+
+  // service_submit.cpp
+  /// A request whose promise is not on the disk yet.
+  struct Submitted {
+    Promises::Submission submission;
+    Operation operation;
+    Responder responder;
+    std::shared_ptr<Meter> meter;
+    bool is_replay;
+  };
+  /// Promises an operation of a run and puts it in its place, at the end of this turn of the loop.
+  void submit(const Request& request, const Responder& responder, const std::string& run,
+              Operation operation);
+  /// All that came in one turn of the loop: one wait for the disk, then the answers. If the disk
+  /// takes them not, none is promised and each is answered with 500.
+  void promise_submitted();
+  /// None for a request that is refused, which is answered.
+  std::optional<Promises::Promise> promise(Submitted& submitted);
+  void accept(Submitted& submitted, const Promises::Promise& promise);
 
   // service_restore.cpp
   void restore();
@@ -152,6 +170,7 @@ class Service {
   Promises promises_;
   Runs runs_;
   Checkpoints checkpoints_;
+  std::vector<Submitted> submitted_;     ///< In this turn of the loop.
   std::map<std::string, double> beats_;  ///< For living sessions.
   std::map<std::string, std::int64_t> samples_in_flight_;
   /// Weights that samplers use, by folder; the ones used last are in front.

@@ -32,37 +32,6 @@ void require_adamw(const Fields& fields) {
 
 }  // namespace
 
-void Service::submit(const Request& request, const Responder& responder, const std::string& run,
-                     Operation operation) {
-  Promises::Submission submission{request.caller.tenant, run, operation.seq, operation.kind,
-                                  sha256_hex(request.body)};
-  // A request without a number has no place in the order of a replay.
-  if (operation.seq >= 0) submission.body = kept_body(request);
-  // A repeat gets its promise also where the run no longer takes new requests.
-  const auto answer = [&](const std::string& id) {
-    runs_.check(run, operation.seq, operation.bytes);
-    if (operation.check) operation.check();
-    return dump({{"request_id", id}, {"model_id", run}});
-  };
-  const auto promise = promises_.make(submission, answer);
-  if (promise.is_new || request.is_replay) {
-    if (request.meter) request.meter->add_tokens(operation.tokens);
-    operation.promise = promise.id;
-    // An operation's entries in the database and its outcome are there together or not at all: a
-    // replay after a crash would else find its own work in the way.
-    if (operation.then) {
-      operation.then = [this, id = promise.id, then = operation.then](Outcome& outcome) {
-        Transaction entered(data_.database());
-        then(outcome);
-        promises_.finish(id, outcome);
-        entered.commit();
-      };
-    }
-    runs_.add(run, std::move(operation));
-  }
-  responder.answer(200, promise.answer);
-}
-
 void Service::open_run(const Request& request, const Responder& responder, const Fields& fields,
                        const tenants::SetOptions& options, const std::string& path,
                        const std::function<tenants::SetId(Backend&)>& make) {

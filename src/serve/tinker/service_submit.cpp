@@ -1,0 +1,75 @@
+#include <utility>
+
+#include "serve/tinker/service.h"
+
+// Operations of runs, from their requests to their promises.
+namespace heddle::serve::tinker {
+
+void Service::submit(const Request& request, const Responder& responder, const std::string& run,
+                     Operation operation) {
+  Promises::Submission submission{request.caller.tenant, run, operation.seq, operation.kind,
+                                  sha256_hex(request.body)};
+  // A request without a number has no place in the order of a replay.
+  if (operation.seq >= 0) submission.body = kept_body(request);
+  submitted_.push_back({std::move(submission), std::move(operation), responder, request.meter,
+                        request.is_replay});
+  if (submitted_.size() == 1) server_.post([this] { promise_submitted(); });
+}
+
+void Service::promise_submitted() {
+  std::vector<Submitted> all = std::exchange(submitted_, {});
+  std::vector<std::optional<Promises::Promise>> promises(all.size());
+  try {
+    Transaction entered(data_.database());
+    for (std::size_t i = 0; i < all.size(); ++i) promises[i] = promise(all[i]);
+    entered.commit();
+  } catch (...) {
+    // What one of them cannot write, none has written: the clients send all of them again.
+    const std::exception_ptr reason = std::current_exception();
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      if (promises[i] && promises[i]->is_new) promises_.forget(promises[i]->id);
+      answering(all[i].responder, [&] { std::rethrow_exception(reason); });
+    }
+    return;
+  }
+  for (std::size_t i = 0; i < all.size(); ++i)
+    if (promises[i]) answering(all[i].responder, [&] { accept(all[i], *promises[i]); });
+}
+
+std::optional<Promises::Promise> Service::promise(Submitted& submitted) {
+  const std::string& run = submitted.submission.owner;
+  const Operation& operation = submitted.operation;
+  try {
+    // A repeat gets its promise also where the run no longer takes new requests.
+    return promises_.make(submitted.submission, [&](const std::string& id) {
+      runs_.check(run, operation.seq, operation.bytes);
+      if (operation.check) operation.check();
+      return dump({{"request_id", id}, {"model_id", run}});
+    });
+  } catch (const HttpError&) {
+    answering(submitted.responder, [] { throw; });
+    return std::nullopt;
+  }
+}
+
+void Service::accept(Submitted& submitted, const Promises::Promise& promise) {
+  Operation& operation = submitted.operation;
+  if (promise.is_new || submitted.is_replay) {
+    if (submitted.meter) submitted.meter->add_tokens(operation.tokens);
+    operation.promise = promise.id;
+    // An operation's entries in the database and its outcome are there together or not at all: a
+    // replay after a crash would else find its own work in the way.
+    if (operation.then) {
+      operation.then = [this, id = promise.id, then = operation.then](Outcome& outcome) {
+        Transaction entered(data_.database());
+        then(outcome);
+        promises_.finish(id, outcome);
+        entered.commit();
+      };
+    }
+    runs_.add(submitted.submission.owner, std::move(operation));
+  }
+  submitted.responder.answer(200, promise.answer);
+}
+
+}  // namespace heddle::serve::tinker
