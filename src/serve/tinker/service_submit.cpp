@@ -11,8 +11,8 @@ void Service::submit(const Request& request, const Responder& responder, const s
                                   sha256_hex(request.body)};
   // A request without a number has no place in the order of a replay.
   if (operation.seq >= 0) submission.body = kept_body(request);
-  submitted_.push_back({std::move(submission), std::move(operation), responder, request.meter,
-                        request.is_replay});
+  submitted_.push_back(
+      {std::move(submission), std::move(operation), responder, request.meter, request.is_replay});
   if (submitted_.size() == 1) server_.post([this] { promise_submitted(); });
 }
 

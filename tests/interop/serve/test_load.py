@@ -1,12 +1,17 @@
-"""Crowds that wait: 2,000 parked polls and 500 streams at once keep nobody waiting, each is answered, and the memory stays small."""
+"""Load: 2,000 parked polls and 500 streams at once keep nobody waiting, each is answered, and the memory stays small; requests over cut
+connections and kills are neither lost, doubled nor reordered.
+"""
 import asyncio
 import json
+import os
 import pathlib
+import subprocess
+import sys
 import time
 
 import pytest
 
-from serve.serving import NAME, Server
+from serve.serving import HEDDLE, NAME, ROOT, Server
 from serve.test_hostile import Caller
 
 POLLS, STREAMS, POLL_S = 2000, 500, 20
@@ -100,3 +105,9 @@ def test_the_largest_body_is_read_and_one_byte_more_is_not(roomy):
     except ConnectionError:
         pass  # closed before all of it was sent
     assert caller.call("GET", "healthz")[0] == 200
+
+
+def test_kills_and_cut_connections_lose_double_and_reorder_nothing():
+    """A fiftieth of what the script does by hand: --requests 100000 --kills 3 --steps 20."""
+    subprocess.run([sys.executable, ROOT / "scripts/kill-server", "--requests", "2000", "--kills", "2"], check=True,
+                   env=os.environ | {"HEDDLE": HEDDLE})
