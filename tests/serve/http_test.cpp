@@ -7,7 +7,9 @@
 #include <zlib.h>
 #include <zstd.h>
 
+#include <algorithm>
 #include <array>
+#include <chrono>
 #include <future>
 #include <mutex>
 #include <optional>
@@ -160,6 +162,23 @@ TEST_F(Http, KeepsOrderOnOneConnection) {
       "POST /now HTTP/1.1\r\nHost: t\r\nContent-Length: 1\r\n\r\n2");
   EXPECT_EQ(body_of(client.answer()), "slow");
   EXPECT_EQ(body_of(client.answer()), "2");
+}
+
+TEST_F(Http, ALongAnswerComesWithoutAPause) {
+  add("GET", "/long", [](Request&&, const Responder& responder) {
+    responder.answer(200, std::string(20'000, 'x'), "text/plain");
+  });
+  start();
+  Client client(port_);
+  std::vector<double> times_s;
+  for (int i = 0; i < 11; ++i) {
+    const auto begin = std::chrono::steady_clock::now();
+    EXPECT_EQ(body_of(client.ask("GET", "/long")).size(), 20'000U);
+    times_s.push_back(
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+  }
+  std::ranges::sort(times_s);
+  EXPECT_LT(times_s[5], 0.03) << "the time of a delayed acknowledgement is 0.04 s";
 }
 
 TEST_F(Http, StreamsAndNoticesAClientThatGoes) {

@@ -5,6 +5,7 @@
 #include <event2/event.h>
 #include <event2/http.h>
 #include <event2/keyvalq_struct.h>
+#include <netinet/tcp.h>
 #include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -117,6 +118,10 @@ class Server::Loop {
     if (socket_ == nullptr)
       throw_error<ConfigError>("cannot listen on {} port {}: {}; --port takes another", host, port,
                                std::strerror(errno));
+    // Connections inherit it. Without it the last piece of an answer that takes several writes, and
+    // each piece of a stream, waits until the client acknowledges the one before: for 40 ms.
+    const int on = 1;
+    setsockopt(evhttp_bound_socket_get_fd(socket_), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     crowd_ = std::make_unique<Crowd>(loop_, evhttp_bound_socket_get_listener(socket_), [this] {
       std::unordered_set<int> answered;
       for (const auto& [address, request] : open_) answered.insert(request->descriptor());
