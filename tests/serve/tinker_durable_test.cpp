@@ -211,6 +211,27 @@ TEST(Durable, RequestsOfOneTurnArePromisedTogetherOrNotAtAll) {
   }
 }
 
+TEST(Durable, ARunThatTheDiskDoesNotTakeIsNotPromised) {
+  const Directory folder;
+  Served served(folder.path());
+  ApiClient caller(served.port());
+  const json body{{"session_id", caller.session()},
+                  {"model_seq_id", 0},
+                  {"base_model", "base"},
+                  {"lora_config", {{"rank", 8}}},
+                  {"user_metadata", {{"note", std::string(9000, 'x')}}}};
+  served.leave_room(0);
+  caller.post("create_model", body);
+  EXPECT_EQ(caller.status, 500);
+  served.leave_room(100000);
+  const json promise = caller.post("create_model", body);
+  ASSERT_EQ(caller.status, 200);
+  json answer;
+  for (int i = 0; i < 20 && !answer.contains("model_id"); ++i)
+    answer = caller.post("retrieve_future", {{"request_id", promise.at("request_id")}});
+  EXPECT_TRUE(answer.contains("model_id")) << answer;
+}
+
 TEST(Durable, RequestsAreFoundByTheirPlace) {
   const Directory folder;
   Served served(folder.path(), durable());

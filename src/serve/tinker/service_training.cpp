@@ -58,7 +58,7 @@ void Service::open_run(const Request& request, const Responder& responder, const
               kRunRetry_s);
         return dump({{"request_id", id}, {"model_id", run}});
       });
-  if (promise.is_new || request.is_replay) {
+  const auto enter = [&] {
     std::optional<std::string> metadata;
     if (const json* value = fields.find("user_metadata")) metadata = dump(*value);
     Statement(
@@ -74,6 +74,14 @@ void Service::open_run(const Request& request, const Responder& responder, const
         .bind(metadata)
         .run();
     entered.commit();
+  };
+  if (promise.is_new || request.is_replay) {
+    try {
+      enter();
+    } catch (...) {
+      if (promise.is_new) promises_.forget(promise.id);
+      throw;
+    }
     Operation operation;
     operation.promise = promise.id;
     operation.kind = path.empty() ? "create_model" : "load_weights";
