@@ -81,6 +81,21 @@ class Served {
       return true;
     });
   }
+  /// Uses up what room is left.
+  void fill() {
+    on_loop([&] {
+      data_.database().execute("CREATE TABLE IF NOT EXISTS filler(bytes BLOB)");
+      for (int bytes = 4000; bytes > 0; bytes -= 500) {
+        try {
+          for (int i = 0; i < 100; ++i)
+            data_.database().execute(
+                ("INSERT INTO filler VALUES (zeroblob(" + std::to_string(bytes) + "))").c_str());
+        } catch (const FileError&) {
+        }
+      }
+      return true;
+    });
+  }
   /// Keeps the loop from its work while `work` sends requests, which come in one turn then.
   void in_one_turn(const std::function<void()>& work) {
     std::promise<void> waits, sent;

@@ -232,6 +232,30 @@ TEST(Durable, ARunThatTheDiskDoesNotTakeIsNotPromised) {
   EXPECT_TRUE(answer.contains("model_id")) << answer;
 }
 
+TEST(Durable, AnOutcomeWaitsUntilTheDiskTakesIt) {
+  const Directory folder;
+  Served served(folder.path(), durable());
+  ApiClient caller(served.port());
+  const std::string session = caller.session();
+  const json made = caller.create_model(session);
+  caller.wait(made);
+  const std::string run = made.at("model_id");
+  const json first = caller.post("forward_backward", ApiClient::work(run, 1, {98, 1}));
+  served.backend().long_work_began.acquire();
+  json body = ApiClient::work(run, 2, std::vector<int>(60, 5));
+  json& data = body["forward_backward_input"]["data"];
+  while (data.size() < 30) data.push_back(data[0]);
+  const json second = caller.post("forward_backward", body);
+  served.leave_room(2);  // a table's first page
+  served.fill();
+  served.backend().long_work_may_end.release();
+  EXPECT_EQ(caller.post("retrieve_future", {{"request_id", second.at("request_id")}}).at("type"),
+            "try_again");
+  served.leave_room(100000);
+  EXPECT_FALSE(caller.wait(first).is_object());
+  EXPECT_FALSE(caller.wait(second).is_object());
+}
+
 TEST(Durable, RequestsAreFoundByTheirPlace) {
   const Directory folder;
   Served served(folder.path(), durable());

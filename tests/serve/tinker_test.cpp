@@ -136,6 +136,24 @@ TEST(Tinker, SamplesAndReportsCompletionsOfASession) {
   EXPECT_EQ(caller.get("samplers/" + sampler).at("base_model"), "base");
 }
 
+TEST(Tinker, ASamplingSessionKeepsItsWeights) {
+  const Directory folder;
+  Served served(folder.path());
+  ApiClient caller(served.port());
+  const std::string session = caller.session();
+  const std::string run = caller.create_model(session).at("model_id");
+  caller.post("create_sampling_session",
+              {{"session_id", session}, {"sampling_session_seq_id", 0}, {"base_model", "base"}});
+  const json taken =
+      caller.wait(caller.post("save_weights_for_sampler",
+                              {{"model_id", run}, {"seq_id", 1}, {"sampling_session_seq_id", 0}}));
+  EXPECT_THAT(taken.at("error").get<std::string>(), HasSubstr("was used with other weights"));
+  const json saved =
+      caller.wait(caller.post("save_weights_for_sampler",
+                              {{"model_id", run}, {"seq_id", 2}, {"sampling_session_seq_id", 1}}));
+  EXPECT_EQ(saved.at("sampling_session_id"), session + ":sample:1");
+}
+
 TEST(Tinker, SaysWhatIsWrongWithARequest) {
   const Directory folder;
   Served served(folder.path());

@@ -65,6 +65,8 @@ class Promises {
   /// Takes a promise back whose entry in the database was taken back.
   void forget(const std::string& id) { erase(id); }
 
+  /// Outcome of an unfinished promise, on the disk alone.
+  void store(const std::string& id, const Outcome& outcome);
   void finish(const std::string& id, const Outcome& outcome);
   /// finish() of several, for which the host waits for the disk once.
   void finish(const std::vector<std::pair<std::string, const Outcome*>>& finished);
@@ -108,8 +110,7 @@ class Promises {
   };
 
   Entry* stored(const std::string& id);
-  /// Outcome of an unfinished promise: on the disk, and to those who wait for it.
-  void store(const std::string& id, const Outcome& outcome);
+  /// Outcome of an unfinished promise, to those who wait for it.
   void tell(const std::string& id, const Outcome& outcome);
   void load(const std::string& id);
   void give(const Outcome& outcome, const Poll& poll) const;

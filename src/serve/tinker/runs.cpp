@@ -90,11 +90,10 @@ void Runs::fail_waiting(Run& run, const std::string& message) {
   if (run.waiting.empty()) return;
   run.next_seq = run.waiting.rbegin()->first + 1;
   run.waiting_bytes = 0;
-  for (auto& [seq, operation] : std::exchange(run.waiting, {})) {
-    Outcome outcome = Outcome::failure(message, "user");
-    if (operation.then) operation.then(outcome);
-    promises_.finish(operation.promise, outcome);
-  }
+  const auto failed = std::make_shared<std::vector<Running>>();
+  for (auto& [seq, operation] : std::exchange(run.waiting, {}))
+    failed->push_back({{}, std::move(operation), Outcome::failure(message, "user"), {}});
+  store(failed, [] {});
 }
 
 void Runs::release(tenants::SetId set) {

@@ -5,6 +5,7 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -37,7 +38,8 @@ struct Operation {
   std::function<void()> check;
   /// Called on the loop's thread before its turn on the model's; what it throws is the outcome.
   std::function<void()> before;
-  /// Called on the loop's thread before the promise is finished; may replace the outcome.
+  /// Called on the loop's thread before the promise is finished, again if the disk does not take
+  /// the outcome; may replace the outcome.
   std::function<void(Outcome&)> then;
   /// Called on the loop's thread once the promise is finished without failure.
   std::function<void()> after;
@@ -140,7 +142,10 @@ class Runs {
   void join();
   void join_after(double seconds);
   bool awaits_others();
-  void done(std::vector<Running>& finished);
+  /// Outcomes on the disk, and told; then `then`. What the disk does not take is tried again.
+  void store(const std::shared_ptr<std::vector<Running>>& batch, std::function<void()> then);
+  void done(const std::shared_ptr<std::vector<Running>>& batch);
+  void go_on(std::vector<Running>& finished);
   /// The optimizer steps of a batch together.
   static void step(Backend& backend, std::vector<Running>& batch);
   static void note(Progress& progress, const Running& finished);

@@ -12,6 +12,7 @@ namespace {
 
 constexpr std::size_t kMostLosses = 300;  ///< Points of a run's curve.
 constexpr double kLookAgainS = 0.001;     ///< For runs that are awaited.
+constexpr double kStoreAgainS = 1;        ///< Until a full disk may have room.
 
 /// The work's exception as an outcome.
 template <class Work>
@@ -136,7 +137,7 @@ void Runs::pump() {
       first.operation.before();
       return Outcome();
     });
-    if (first.outcome.is_failed) return done(*batch);
+    if (first.outcome.is_failed) return done(batch);
   }
   std::int64_t tokens = batch->front().operation.tokens;
   for (std::size_t i = 1; i < ready.size(); ++i) {
@@ -182,7 +183,7 @@ void Runs::pump() {
         running.outcome = guarded([&] { return running.operation.act(backend, set_of(running)); });
       }
     }
-    server_.post([this, batch] { done(*batch); });
+    server_.post([this, batch] { done(batch); });
   });
 }
 
@@ -226,16 +227,37 @@ void Runs::note(Progress& progress, const Running& finished) {
   }
 }
 
-void Runs::done(std::vector<Running>& finished) {
-  is_busy_ = false;
-  std::vector<std::pair<std::string, const Outcome*>> outcomes;
-  for (Running& running : finished) {
-    if (running.operation.then) running.operation.then(running.outcome);
-    outcomes.emplace_back(running.operation.promise, &running.outcome);
+void Runs::store(const std::shared_ptr<std::vector<Running>>& batch, std::function<void()> then) {
+  try {
+    std::vector<std::pair<std::string, const Outcome*>> outcomes;
+    for (Running& running : *batch) {
+      if (running.operation.then) running.operation.then(running.outcome);
+      outcomes.emplace_back(running.operation.promise, &running.outcome);
+    }
+    promises_.finish(outcomes);
+  } catch (const FileError& error) {
+    log::error("{}; outcomes wait until it takes them", error.what());
+    server_.post_after(kStoreAgainS, [this, batch, then = std::move(then)] { store(batch, then); });
+    return;
   }
-  promises_.finish(outcomes);
+  then();
+}
+
+void Runs::done(const std::shared_ptr<std::vector<Running>>& batch) {
+  // Nothing more is done on the model while its outcomes cannot be stored.
+  store(batch, [this, batch] { go_on(*batch); });
+}
+
+void Runs::go_on(std::vector<Running>& finished) {
+  is_busy_ = false;
   for (Running& running : finished) {
-    if (running.operation.after && !running.outcome.is_failed) running.operation.after();
+    if (running.operation.after && !running.outcome.is_failed) {
+      try {
+        running.operation.after();
+      } catch (const FileError& error) {
+        log::error("{}; a restart runs more requests of run {} again", error.what(), running.run);
+      }
+    }
     const auto found = runs_.find(running.run);
     Run& run = found->second;
     note(run.progress, running);

@@ -119,6 +119,15 @@ void Service::serve() {
 }
 
 void Service::tick() {
+  try {
+    look_after();
+  } catch (const FileError& error) {
+    log::error("{}; tried again in {} s", error.what(), kTick_s);
+  }
+  server_.post_after(kTick_s, [this] { tick(); });
+}
+
+void Service::look_after() {
   runs_.tick();
   promises_.sweep();
   checkpoints_.sweep();
@@ -133,7 +142,6 @@ void Service::tick() {
         .run();
     end_session(session, "the session ended: no heart-beat came");
   }
-  server_.post_after(kTick_s, [this] { tick(); });
 }
 
 void Service::drain() {

@@ -61,6 +61,8 @@ class Service {
   /// Turns what the work throws into an answer.
   static void answering(const Responder& responder, const std::function<void()>& work);
   void tick();
+  /// Ends what has been silent for too long, forgets what is too old.
+  void look_after();
 
   // service.cpp
   void client_config(const Request& request, const Responder& responder);

@@ -18,13 +18,18 @@ std::string Service::add_sampler(const std::string& tenant, const std::string& s
                                  std::int64_t seq, const std::optional<std::string>& model_path) {
   const std::string id = fmt::format("{}:sample:{}", session, seq);
   Statement(data_.database(),
-            "INSERT INTO sampler(id, session, tenant, created, model_path) VALUES (?, ?, ?, ?, ?)")
+            "INSERT OR IGNORE INTO sampler(id, session, tenant, created, model_path) VALUES (?, ?, "
+            "?, ?, ?)")
       .bind(id)
       .bind(session)
       .bind(tenant)
       .bind(now_s())
       .bind(model_path)
       .run();
+  Statement row(data_.database(), "SELECT model_path FROM sampler WHERE id = ?");
+  row.bind(id).step();
+  if (row.text(0) != model_path.value_or(""))
+    throw_http(409, "sampling_session_seq_id {} was used with other weights", seq);
   return id;
 }
 

@@ -63,7 +63,7 @@ void Service::accept(Submitted& submitted, const Promises::Promise& promise) {
       operation.then = [this, id = promise.id, then = operation.then](Outcome& outcome) {
         Transaction entered(data_.database());
         then(outcome);
-        promises_.finish(id, outcome);
+        promises_.store(id, outcome);
         entered.commit();
       };
     }

@@ -70,7 +70,11 @@ void Service::save(const Request& request, const Responder& responder, const Fie
     planned->metadata = metadata;
     planned->expires = expires;
     checkpoints_.add(*planned);
-    outcome = Outcome::json(answer(*planned));
+    try {
+      outcome = Outcome::json(answer(*planned));
+    } catch (const HttpError& error) {
+      outcome = Outcome::failure(error.what(), "user");
+    }
   };
   submit(request, responder, run, std::move(operation));
 }
