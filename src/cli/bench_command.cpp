@@ -60,7 +60,7 @@ std::vector<std::string> works_with(const std::string& option) {
       {"--micro-batches", "step"},
       {"--steps", "step"},
       {"--warmup", "step"},
-      {"--profile", "step"},
+      {"--profile", "step|generate"},
       {"--heads", "gdn"},
       {"--layout", "gdn"},
       {"--check", "gdn"},
@@ -246,6 +246,7 @@ int run(const BenchOptions& options, const Session& session) {
     bench.top_p = options.top_p;
     bench.sets = options.sets;
     bench.records = !options.launch_by_launch;
+    bench.profile = options.profile;
     for (const std::string& point : options.sweep) bench.points.push_back(parse_point(point));
     if (bench.points.empty())
       bench.points.push_back({options.batch, options.length, options.new_tokens});
@@ -330,7 +331,8 @@ void add_bench_command(CLI::App& app, Action& action) {
       ->capture_default_str();
   command
       ->add_option("--profile", options->profile,
-                   "Time the kernels of one more step, into profile.txt and profile.json there")
+                   "Time the kernels of one more step, generate: of eight, into profile.txt and "
+                   "profile.json there")
       ->type_name("DIR");
   command
       ->add_option("--heads", options->heads,

@@ -12,6 +12,7 @@
 #include "assembly/from_config.h"
 #include "assembly/model_on_ranks.h"
 #include "base/errors.h"
+#include "base/files.h"
 #include "base/rng.h"
 #include "base/text.h"
 #include "ckpt/hf_adapter.h"
@@ -19,6 +20,7 @@
 #include "models/registry.h"
 #include "rollout/adapter_slots.h"
 #include "rollout/engine.h"
+#include "train/step_profile.h"
 #include "ui/table.h"
 
 namespace heddle::cli {
@@ -66,9 +68,8 @@ Adapters adapters_of(assembly::ModelOnRanks& placed, std::int64_t count) {
   return all;
 }
 
-Times generate(rollout::Engine& engine, const GenerateBench& bench, const GeneratePoint& point,
-               const Adapters& adapters, std::int64_t vocabulary) {
-  const auto start = Clock::now();
+void submit(rollout::Engine& engine, const GenerateBench& bench, const GeneratePoint& point,
+            const Adapters& adapters, std::int64_t vocabulary) {
   for (std::int64_t i = 0; i < point.batch; i += bench.samples) {
     const auto seed = static_cast<std::uint64_t>(i);
     rollout::Request request;
@@ -82,6 +83,12 @@ Times generate(rollout::Engine& engine, const GenerateBench& bench, const Genera
       request.adapter = adapters[static_cast<std::size_t>(i) % adapters.size()];
     engine.submit(std::move(request));
   }
+}
+
+Times generate(rollout::Engine& engine, const GenerateBench& bench, const GeneratePoint& point,
+               const Adapters& adapters, std::int64_t vocabulary) {
+  const auto start = Clock::now();
+  submit(engine, bench, point, adapters, vocabulary);
   Times times;
   std::set<rollout::RequestId> begun;
   while (!engine.is_idle()) {
@@ -97,6 +104,21 @@ Times generate(rollout::Engine& engine, const GenerateBench& bench, const Genera
   }
   times.rest_s = seconds_since(start) - times.first_token_s;
   return times;
+}
+
+/// Times the kernels of some steps that continue all sequences.
+void profile(rollout::Engine& engine, const GenerateBench& bench, const GeneratePoint& point,
+             const Adapters& adapters, const assembly::ModelOnRanks& placed) {
+  constexpr int kSteps = 8;
+  submit(engine, bench, point, adapters, placed.model->config().vocab_size);
+  std::set<rollout::RequestId> begun;
+  while (!engine.is_idle() && static_cast<std::int64_t>(begun.size()) < point.batch) {
+    for (const rollout::Progress& one : engine.step()) begun.insert(one.id);
+  }
+  files::make_writable_directory(bench.profile);
+  train::StepProfile watched(placed.context.device);
+  for (int i = 0; i < kSteps && !engine.is_idle(); ++i) engine.step();
+  watched.finish(bench.profile);
 }
 
 /// Bytes that a step of all sequences reads and writes at least: the weights of every layer and of
@@ -147,6 +169,9 @@ nlohmann::ordered_json measure(assembly::ModelOnRanks& placed, const GenerateBen
   // The first run records what the second replays.
   generate(engine, bench, point, adapters, vocabulary);
   const Times times = generate(engine, bench, point, adapters, vocabulary);
+
+  if (!bench.profile.empty() && &point == &bench.points.back())
+    profile(engine, bench, point, adapters, placed);
 
   const auto steps = static_cast<double>(times.rest_steps),
              tokens = static_cast<double>(times.rest_tokens);

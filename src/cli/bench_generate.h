@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,8 @@ struct GenerateBench {
   /// adapters.
   std::int64_t sets = 0;
   bool records = true;  ///< Steps are recorded as graphs, where the engine can.
+  /// Gets a profile of some steps more of the last point, if not empty.
+  std::filesystem::path profile;
 };
 
 /// "64x1024x128", batch, length and new tokens. Throws ConfigError.

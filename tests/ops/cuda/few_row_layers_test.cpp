@@ -69,11 +69,13 @@ void expect_layers(const std::vector<LayersCase>& cases) {
       EXPECT_LT(error(found[i], expected[i]), 0.01) << "output " << i;
       EXPECT_TRUE(identical(found[i].cpu(), again[i].cpu())) << "output " << i;
     }
-    // A row's bits do not depend on the other rows, up to what fits the same launch.
+    // A row's bits do not depend on the other rows, up to what fits the same kernel.
     FewRowLayers first = call;
-    first.x = call.x.narrow(0, 0, 1);
-    if (c.has_residual) first.residual = call.residual.narrow(0, 0, 1);
-    EXPECT_TRUE(identical(few_row_layers(kernels, first)[0].cpu(), found[0].narrow(0, 0, 1).cpu()));
+    const std::int64_t few = c.rows > 16 ? 17 : 1;
+    first.x = call.x.narrow(0, 0, few);
+    if (c.has_residual) first.residual = call.residual.narrow(0, 0, few);
+    EXPECT_TRUE(
+        identical(few_row_layers(kernels, first)[0].cpu(), found[0].narrow(0, 0, few).cpu()));
   }
 }
 
@@ -85,6 +87,19 @@ TEST_F(GpuFewRowLayers, EqualReference) {
                  {1, 1024, {3584, 3584}, {0, 0}, true, true, false},
                  {16, 72, {1032, 1032}, {0, 0}, false, true, false},
                  {5, 2560, {516, 516}, {0, 0}, true, true, false}});
+}
+
+TEST_F(GpuFewRowLayers, OfABatchEqualReference) {
+  expect_layers({{17, 1024, {6144, 2048, 16, 16}, {0, 0, 0, 0}, true, false, false},
+                 {64, 1024, {4096, 512, 512}, {0, 0, 0}, true, false, false},
+                 {64, 2048, {1024}, {0}, false, false, true},
+                 {32, 3584, {1024}, {0}, false, false, true},
+                 {40, 1000, {520}, {0}, true, false, true},
+                 {64, 1024, {3584, 3584}, {0, 0}, true, true, false},
+                 {33, 2560, {9216, 9216}, {0, 0}, true, true, false},
+                 {20, 72, {1032, 1032}, {0, 0}, false, true, false},
+                 {31, 2560, {516, 516}, {0, 0}, true, true, false},
+                 {50, 64, {20000}, {0}, false, false, false}});
 }
 
 TEST_F(GpuFewRowLayers, WithChangesEqualReference) {

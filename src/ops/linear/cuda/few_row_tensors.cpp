@@ -9,6 +9,7 @@
 
 #include "ops/cuda/tensor.h"
 #include "ops/grouped_low_rank/cuda/slot_tensors.h"
+#include "ops/linear/cuda/batch_rows.h"
 #include "ops/linear/cuda/few_rows.h"
 #include "ops/linear/few_row_layers.h"
 #include "ops/linear/few_row_lows.h"
@@ -99,27 +100,41 @@ std::int64_t low_columns(const FewRowLayers& call, std::size_t i) {
   return has_change(call.layers[i]) ? (call.layers[i].a.size(0) + kTile - 1) / kTile * kTile : 0;
 }
 
+/// Whether they are as wide as the layers of a decoder.
+bool are_many_columns(const std::vector<Products>& sums) {
+  std::int64_t columns = 0;
+  for (const Products& sum : sums) columns += sum[0].b.size(0);
+  return columns >= kFewestColumns && columns <= kMostColumns;
+}
+
+/// Whether the kernel of a batch's rows takes them.
+bool are_batch_rows(const std::vector<Products>& sums) {
+  const std::int64_t rows = sums[0][0].a.size(0);
+  return rows > cuda::kMostFewRows && rows <= cuda::kMostBatchRows && cuda::batch_rows_available() &&
+         are_many_columns(sums) && can_be_few_rows(sums);
+}
+
 /// Whether the layers are one launch.
 bool fit_one_launch(const FewRowLayers& call) {
   std::vector<Products> sums;
+  bool is_changed = call.slots.has_value();
   for (const FewRowLayers::Layer& layer : call.layers) {
     sums.push_back({{call.x, layer.weight}});
     if (!has_change(layer)) continue;
+    is_changed = true;
     if (!cuda::has_rows_of_16_bytes(layer.a) || !cuda::has_rows_of_16_bytes(layer.b) ||
         layer.a.size(0) % 8 != 0)
       return false;
   }
-  return are_few_rows(sums) && (!call.residual.defined() || call.residual.stride(1) == 1) &&
+  return (are_few_rows(sums) || (!is_changed && are_batch_rows(sums))) && (!call.residual.defined() || call.residual.stride(1) == 1) &&
          (!call.is_gated || sums[0][0].b.strides() == sums[1][0].b.strides());
 }
 
 }  // namespace
 
 bool are_few_rows(const std::vector<Products>& sums) {
-  std::int64_t columns = 0;
-  for (const Products& sum : sums) columns += sum[0].b.size(0);
-  return sums[0][0].a.size(0) <= cuda::kMostFewRows && columns >= kFewestColumns &&
-         columns <= kMostColumns && can_be_few_rows(sums);
+  return sums[0][0].a.size(0) <= cuda::kMostFewRows && are_many_columns(sums) &&
+         can_be_few_rows(sums);
 }
 
 Tensors run_few_rows(const std::vector<Products>& sums, const at::Tensor& start,
@@ -184,9 +199,7 @@ namespace heddle::ops {
 
 Tensors few_row_layers(const KernelTable& kernels, const FewRowLayers& call) {
   using namespace linear_cuda;
-  if (call.x.size(0) > cuda::kMostFewRows || kernels.get<Linear>().forward != forward ||
-      !fit_one_launch(call))
-    return {};
+  if (kernels.get<Linear>().forward != forward || !fit_one_launch(call)) return {};
   if (call.norm && !uses(kernels, "rms_norm", "cuda.fused")) return {};
   if (call.is_gated && !uses(kernels, "swiglu", "cuda.fused")) return {};
   if (call.slots && !uses(kernels, "grouped_low_rank", "cuda.sm90_grouped")) return {};
@@ -222,7 +235,9 @@ Tensors few_row_layers(const KernelTable& kernels, const FewRowLayers& call) {
     work.back().term_count = 1;
     work.back().change = change;
   }
-  cuda::few_row_sums(static_cast<int>(call.x.size(0)), work, on.stream(), norm, slots);
+  const int rows = static_cast<int>(call.x.size(0));
+  rows <= cuda::kMostFewRows ? cuda::few_row_sums(rows, work, on.stream(), norm, slots)
+                             : cuda::batch_row_sums(rows, work, on.stream(), norm);
   return results;
 }
 

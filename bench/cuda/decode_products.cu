@@ -1,0 +1,306 @@
+// Times the products of a step of generation: sums of products of a few rows (few_rows, batch_rows)
+// compared with cuBLAS one by one and with a copy. Needs no libtorch:
+//   heddle_decode_bench [ROWS ...] [TEXT ...]     of projections whose names have a text
+// Each figure is a replay of a graph whose calls have matrices of their own, more than the cache
+// holds. Results are compared with a plain kernel first.
+#include <cublas_v2.h>
+#include <cuda_bf16.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ops/linear/cuda/batch_rows.h"
+#include "ops/linear/cuda/few_rows.h"
+
+namespace {
+
+using namespace heddle::ops::cuda;
+using bf16 = __nv_bfloat16;
+
+void check(cudaError_t status) {
+  if (status != cudaSuccess) throw std::runtime_error(cudaGetErrorString(status));
+}
+
+__global__ void fill(bf16* data, int64_t count, unsigned seed, float scale) {
+  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < count;
+       i += int64_t{gridDim.x} * blockDim.x) {
+    unsigned h = static_cast<unsigned>(i) * 2654435761u + seed;
+    h ^= h >> 15, h *= 2246822519u, h ^= h >> 13;
+    data[i] = __float2bfloat16((static_cast<float>(h & 0xffff) / 32768.f - 1.f) * scale);
+  }
+}
+
+__global__ void copy(const uint4* from, uint4* to, int64_t count) {
+  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < count;
+       i += int64_t{gridDim.x} * blockDim.x)
+    to[i] = from[i];
+}
+
+/// y = what few_row_sums() makes of one sum, a thread each output.
+__global__ void plain(FewRowSum sum, FewRowNorm norm, int rows, float* y) {
+  const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x), row = i / sum.columns,
+            column = i % sum.columns;
+  if (row >= rows) return;
+  const FewRowTerm& t = sum.terms[0];
+  const bf16* a = static_cast<const bf16*>(t.a) + row * t.a_stride;
+  float squares = 0, total = 0, up = 0;
+  for (int k = 0; k < t.depth; ++k) {
+    float x = __bfloat162float(a[k]);
+    squares += x * x;
+    if (norm.weight != nullptr)
+      x *= norm.offset + __bfloat162float(static_cast<const bf16*>(norm.weight)[k]);
+    total += x * __bfloat162float(static_cast<const bf16*>(t.b)[column * t.b_stride + k]);
+    if (sum.up != nullptr)
+      up += x * __bfloat162float(static_cast<const bf16*>(sum.up)[column * t.b_stride + k]);
+  }
+  const float rstd = norm.weight != nullptr ? rsqrtf(squares / t.depth + norm.eps) : 1.f;
+  float v = total * rstd;
+  if (sum.up != nullptr) v = v / (1 + expf(-v)) * up * rstd;
+  if (sum.start != nullptr)
+    v += __bfloat162float(static_cast<const bf16*>(sum.start)[row * sum.start_stride + column]);
+  y[i] = v;
+}
+
+struct Shape {
+  const char* name;
+  int depth;
+  std::vector<int> columns;
+  bool is_gated, has_norm, has_residual;
+};
+
+const std::vector<Shape> kShapes = {
+    {"0.8B gated delta net's inputs", 1024, {6144, 2048, 16, 16}, false, true, false},
+    {"0.8B attention's inputs", 1024, {4096, 512, 512}, false, true, false},
+    {"0.8B gate and up", 1024, {3584, 3584}, true, true, false},
+    {"0.8B output", 2048, {1024}, false, false, true},
+    {"0.8B down", 3584, {1024}, false, false, true},
+    {"4B gated delta net's inputs", 2560, {8192, 4096, 32, 32}, false, true, false},
+    {"4B attention's inputs", 2560, {8192, 1024, 1024}, false, true, false},
+    {"4B gate and up", 2560, {9216, 9216}, true, true, false},
+    {"4B gate and up apart", 2560, {9216, 9216}, false, true, false},
+    {"4B gate and up apart no norm", 2560, {9216, 9216}, false, false, false},
+    {"4B one of gate and up", 2560, {9216}, false, false, false},
+    {"4B output", 4096, {2560}, false, false, true},
+    {"4B down", 9216, {2560}, false, false, true},
+};
+
+constexpr int kMostRows = 64;
+/// Warpgroups of a tile and CTAs that share the depth; zeros: as batch_row_sums() chooses.
+struct Form {
+  int groups, split;
+};
+const std::vector<Form> kForms = {{0, 0}, {1, 1}, {1, 2}, {1, 4}, {1, 8}, {2, 1}, {2, 2}, {2, 4}, {3, 1}, {3, 2}, {3, 4}, {3, 8}};
+
+struct Data {
+  const Shape& shape;
+  int copies;
+  int64_t matrix_elements = 0;
+  bf16 *matrices = nullptr, *x = nullptr, *norm = nullptr, *residual = nullptr, *y = nullptr;
+  int width = 0;
+
+  explicit Data(const Shape& shape) : shape(shape) {
+    for (const int columns : shape.columns) {
+      matrix_elements += int64_t{columns} * shape.depth;
+      width += columns;
+    }
+    copies = static_cast<int>(std::min<int64_t>(40, 600'000'000 / (matrix_elements * 2)));
+    const auto make = [](bf16*& to, int64_t count, unsigned seed, float scale) {
+      check(cudaMalloc(&to, count * 2));
+      fill<<<1024, 256>>>(to, count, seed, scale);
+    };
+    make(matrices, matrix_elements * copies, 1, 0.05f);
+    make(x, int64_t{kMostRows} * shape.depth, 2, 1);
+    make(norm, shape.depth, 3, 0.5f);
+    make(residual, int64_t{kMostRows} * width, 4, 1);
+    make(y, int64_t{kMostRows} * width * 2, 5, 1);
+    check(cudaDeviceSynchronize());
+  }
+  ~Data() {
+    for (bf16* p : {matrices, x, norm, residual, y}) cudaFree(p);
+  }
+  const bf16* matrix(int copy, std::size_t i) const {
+    int64_t at = matrix_elements * copy;
+    for (std::size_t j = 0; j < i; ++j) at += int64_t{shape.columns[j]} * shape.depth;
+    return matrices + at;
+  }
+  FewRowNorm own_norm() const {
+    FewRowNorm n;
+    if (shape.has_norm) n = {norm, Element::kBFloat16, 1.f, 1e-6f};
+    return n;
+  }
+  std::vector<FewRowSum> sums(int copy) const {
+    std::vector<FewRowSum> all;
+    int64_t at = 0;
+    for (std::size_t i = 0; i < shape.columns.size(); ++i) {
+      if (shape.is_gated && i == 1) {
+        all[0].up = matrix(copy, 1);
+        continue;
+      }
+      FewRowSum sum;
+      sum.columns = shape.columns[i];
+      sum.y = y + at;
+      sum.y_stride = sum.columns;
+      if (shape.has_residual) sum.start = residual, sum.start_stride = sum.columns;
+      sum.terms[0] = {x, matrix(copy, i), shape.depth, shape.depth, shape.depth};
+      sum.term_count = 1;
+      all.push_back(sum);
+      at += int64_t{kMostRows} * sum.columns;
+    }
+    return all;
+  }
+};
+
+/// Microseconds of a call in replays of a graph of `calls`.
+double time_of(int calls, const std::function<void(int, cudaStream_t)>& call) {
+  cudaStream_t stream;
+  check(cudaStreamCreate(&stream));
+  call(0, stream);
+  check(cudaStreamSynchronize(stream));
+  cudaGraph_t graph;
+  cudaGraphExec_t replay;
+  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  for (int i = 0; i < calls; ++i) call(i, stream);
+  check(cudaStreamEndCapture(stream, &graph));
+  check(cudaGraphInstantiate(&replay, graph, 0));
+  cudaEvent_t begin, end;
+  check(cudaEventCreate(&begin));
+  check(cudaEventCreate(&end));
+  std::vector<float> times;
+  for (int i = 0; i < 12; ++i) {
+    check(cudaEventRecord(begin, stream));
+    check(cudaGraphLaunch(replay, stream));
+    check(cudaEventRecord(end, stream));
+    check(cudaStreamSynchronize(stream));
+    float ms = 0;
+    check(cudaEventElapsedTime(&ms, begin, end));
+    if (i >= 2) times.push_back(ms);
+  }
+  std::sort(times.begin(), times.end());
+  check(cudaGraphExecDestroy(replay));
+  check(cudaGraphDestroy(graph));
+  check(cudaStreamDestroy(stream));
+  return 1e3 * times[times.size() / 2] / calls;
+}
+
+/// The largest difference of a result from the plain kernel's, over the root of the mean square.
+double error_of(const Data& data, int rows, const std::vector<FewRowSum>& sums) {
+  double worst = 0;
+  for (const FewRowSum& sum : sums) {
+    const int count = rows * sum.columns;
+    float* exact;
+    check(cudaMalloc(&exact, count * 4));
+    plain<<<(count + 255) / 256, 256>>>(sum, data.own_norm(), rows, exact);
+    std::vector<float> expected(count);
+    std::vector<bf16> found(count);
+    check(cudaMemcpy(expected.data(), exact, count * 4, cudaMemcpyDeviceToHost));
+    check(cudaMemcpy(found.data(), sum.y, count * 2, cudaMemcpyDeviceToHost));
+    cudaFree(exact);
+    double square = 0, most = 0;
+    for (int i = 0; i < count; ++i) {
+      square += double{expected[i]} * expected[i];
+      const double off = std::abs(double{expected[i]} - __bfloat162float(found[i]));
+      most = std::isfinite(off) ? std::max(most, off) : INFINITY;
+    }
+    worst = std::max(worst, most / std::sqrt(square / count));
+  }
+  return worst;
+}
+
+double copy_rate() {
+  constexpr int64_t kBytes = 1 << 30;
+  void *from, *to;
+  check(cudaMalloc(&from, kBytes));
+  check(cudaMalloc(&to, kBytes));
+  const double us = time_of(8, [&](int, cudaStream_t s) {
+    copy<<<4096, 256, 0, s>>>(static_cast<const uint4*>(from), static_cast<uint4*>(to),
+                              kBytes / 16);
+  });
+  cudaFree(from);
+  cudaFree(to);
+  return 2e-6 * kBytes / us;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    std::setvbuf(stdout, nullptr, _IONBF, 0);
+    std::vector<int> all_rows;
+    std::vector<std::string> texts;
+    for (int i = 1; i < argc; ++i) {
+      const std::string given = argv[i];
+      if (given.find_first_not_of("0123456789") == std::string::npos)
+        all_rows.push_back(std::clamp(std::atoi(argv[i]), 1, kMostRows));
+      else
+        texts.push_back(given);
+    }
+    if (all_rows.empty()) all_rows = {16, 32, 64};
+    cudaDeviceProp device{};
+    check(cudaGetDeviceProperties(&device, 0));
+    const double rate = copy_rate();
+    std::printf("%s, a copy of 1 GiB reads and writes %.2f TB/s; us a call\n\n", device.name, rate);
+    std::printf("| projections | rows | floor | cuBLAS | few_rows | batch_rows | 1x1 | 1x2 | 1x4 | 1x8 | 2x1 | 2x2 | 2x4 | 3x1 | 3x2 | 3x4 | 3x8 | error |\n");
+    std::printf("|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n");
+    cublasHandle_t library;
+    if (cublasCreate(&library) != CUBLAS_STATUS_SUCCESS) throw std::runtime_error("cublasCreate fails");
+    void* workspace;
+    check(cudaMalloc(&workspace, 64 << 20));
+    cublasSetWorkspace(library, workspace, 64 << 20);
+    for (const Shape& shape : kShapes) {
+      const auto is_named = [&](const std::string& text) {
+        return std::string(shape.name).find(text) != std::string::npos;
+      };
+      if (!texts.empty() && std::none_of(texts.begin(), texts.end(), is_named)) continue;
+      const Data data(shape);
+      for (const int rows : all_rows) {
+        const double floor = data.matrix_elements * 2e-6 / rate;
+        const double by_library = time_of(data.copies, [&](int copy, cudaStream_t stream) {
+          cublasSetStream(library, stream);
+          int64_t at = 0;
+          for (std::size_t i = 0; i < shape.columns.size(); ++i) {
+            const float one = 1, beta = shape.has_residual ? 1 : 0;
+            cublasGemmEx(library, CUBLAS_OP_T, CUBLAS_OP_N, shape.columns[i], rows, shape.depth, &one,
+                         data.matrix(copy, i), CUDA_R_16BF, shape.depth, data.x, CUDA_R_16BF,
+                         shape.depth, &beta, data.y + at, CUDA_R_16BF, shape.columns[i],
+                         CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
+            at += int64_t{kMostRows} * shape.columns[i];
+          }
+        });
+        std::printf("| %s | %d | %.1f | %.1f |", shape.name, rows, floor, by_library);
+        if (rows <= kMostFewRows)
+          std::printf(" %.1f |", time_of(data.copies, [&](int copy, cudaStream_t stream) {
+                        few_row_sums(rows, data.sums(copy), stream, data.own_norm());
+                      }));
+        else
+          std::printf(" |");
+        double worst = 0;
+        for (const auto& [groups, split] : kForms) {
+          if (shape.is_gated && (groups == 1 || groups == 4)) {
+            std::printf(" |");
+            continue;
+          }
+          std::printf(" %.1f |", time_of(data.copies, [&](int copy, cudaStream_t stream) {
+                        batch_row_sums(rows, data.sums(copy), stream, data.own_norm(), split,
+                                       groups);
+                      }));
+          check(cudaMemset(data.y, 0xff, int64_t{kMostRows} * data.width * 2));
+          batch_row_sums(rows, data.sums(0), nullptr, data.own_norm(), split, groups);
+          check(cudaDeviceSynchronize());
+          worst = std::max(worst, error_of(data, rows, data.sums(0)));
+        }
+        std::printf(" %.4f |\n", worst);
+      }
+    }
+    return 0;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "heddle_decode_bench: %s\n", error.what());
+    return 1;
+  }
+}

@@ -1,0 +1,489 @@
+// Sums of products of 17 to 64 rows, as one token of a batch of sequences needs them. The time is
+// that of reading the matrices once, so these are copied to the multiprocessors by bulk copies that
+// begin before the launches that make the rows have ended (dependent_launch.cuh).
+//
+// A CTA takes 64 columns of one sum a multiplying warpgroup, as the 64 rows of wgmma.m64nNk16, with
+// the rows of a as its N columns. The CTAs of a cluster share the depth; each then adds up the sums
+// of all of them for its part of the rows, in the order of the CTAs, and does what follows the
+// products. SwiGLU: the first warpgroup has columns of gate, the second the same ones of up.
+//
+// Four more warps apply the norm's weight to the rows in shared memory and add up the rows' squares,
+// which give the factor of the finished sums. The last warp asks for matrices and rows.
+//
+// Shared memory: a ring of stages of 64 in depth, columns and rows with the 128-byte swizzle, and
+// barriers. full[s]: the bytes of a stage have landed. scaled[s]: its rows are multiplied by the
+// norm's weight. empty[s]: all multiplying warps are done with it. The sums lie in the place of the
+// ring on the way out.
+#include "ops/linear/cuda/batch_rows.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+#include "ops/cuda/cta_pair.cuh"
+#include "ops/cuda/dependent_launch.cuh"
+#include "ops/cuda/mma.cuh"
+#include "ops/cuda/reduce.cuh"
+#include "ops/cuda/tensor_map.h"
+#include "ops/linear/cuda/few_row_parts.cuh"
+
+namespace heddle::ops::cuda {
+namespace {
+
+constexpr int kDepth = 64, kScalers = 4, kMostSplit = 8, kGroupColumns = 64;
+constexpr u32 kMatrixBytes = kGroupColumns * kDepth * 2;
+
+/// kRows: of a, rounded up; kGroups: multiplying warpgroups.
+template <int kRows, int kGroups>
+struct Layout {
+  static constexpr int kThreads = kGroups * 128 + kScalers * 32 + 32;
+  static constexpr int kColumns = kGroups * kGroupColumns;
+  static constexpr int kPitch = kColumns + 4;  ///< Floats of a row of the sums on the way out.
+  static constexpr u32 kRowBytes = kRows * kDepth * 2;
+  static constexpr u32 kStageBytes = kGroups * kMatrixBytes + kRowBytes;
+  static constexpr int kResident = kGroups > 2 ? 1 : 2;  ///< CTAs of a multiprocessor.
+  static constexpr int kStages = 200 / kResident * 1024 / kStageBytes;
+  static constexpr u32 kBarriers = kStages * kStageBytes;
+  static constexpr u32 kSquares = (kBarriers + 3 * kStages * 8 + 15) / 16 * 16;
+  static constexpr u32 kFactors = kSquares + 2 * kRows * 4;
+  static constexpr u32 kBytes = kFactors + kRows * 4;
+  static_assert(kRows * kPitch * 4 <= kBarriers);
+};
+
+struct Arguments {
+  CUtensorMap rows_map, maps[kMostFewRowSums + 1];
+  struct Sum {
+    int first_tile, columns, map;
+    float scale;
+    bf16* y;
+    const bf16* start;
+    int64_t y_stride, start_stride;
+    bool is_gated, is_wide;  ///< is_wide: four elements of y and start are 8 bytes of memory.
+  } sums[kMostFewRowSums];
+  int count, rows, depth;
+  int split;  ///< CTAs of a cluster, which share the depth of a tile.
+  FewRowNorm norm;
+};
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+__device__ __forceinline__ float4 load4_of(u32 address, int rank) {
+  float4 v;
+  asm volatile(
+      "{.reg .b32 t; mapa.shared::cluster.u32 t, %4, %5; "
+      "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [t];}"
+      : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+      : "r"(address), "r"(rank)
+      : "memory");
+  return v;
+}
+
+__device__ __forceinline__ float load_of(u32 address, int rank) {
+  float v;
+  asm volatile(
+      "{.reg .b32 t; mapa.shared::cluster.u32 t, %1, %2; ld.shared::cluster.f32 %0, [t];}"
+      : "=f"(v)
+      : "r"(address), "r"(rank)
+      : "memory");
+  return v;
+}
+
+/// What a CTA works on: blocks [begin, begin + steps) of the depth.
+struct Work {
+  const Arguments& p;
+  const Arguments::Sum& sum;
+  int first, begin, steps, rank;
+};
+
+/// The ring and its barriers, by block of the CTA's work.
+template <int kRows, int kGroups>
+struct Ring {
+  using L = Layout<kRows, kGroups>;
+  u32 base;
+
+  static __device__ __forceinline__ int stage(int i) { return i % L::kStages; }
+  static __device__ __forceinline__ int phase(int i) { return i / L::kStages & 1; }
+  __device__ __forceinline__ u32 matrix(int i) const { return base + stage(i) * L::kStageBytes; }
+  __device__ __forceinline__ u32 rows(int i) const { return matrix(i) + kGroups * kMatrixBytes; }
+  __device__ __forceinline__ u32 full(int i) const { return base + L::kBarriers + stage(i) * 8; }
+  __device__ __forceinline__ u32 scaled(int i) const { return full(i) + L::kStages * 8; }
+  __device__ __forceinline__ u32 empty(int i) const { return full(i) + 2 * L::kStages * 8; }
+  __device__ __forceinline__ void init() const {
+    for (int s = 0; s < L::kStages; ++s) {
+      mbar_init(full(s), 1);
+      mbar_init(scaled(s), 2);
+      mbar_init(empty(s), kGroups * 4);
+    }
+    fence_cluster_barriers();
+  }
+};
+
+/// One thread asks for all bytes.
+template <int kRows, int kGroups>
+__device__ __forceinline__ void load(const Work& work, const Ring<kRows, kGroups>& ring) {
+  using L = Layout<kRows, kGroups>;
+  const auto load_matrix = [&](int i) {
+    const int depth = (work.begin + i) * kDepth;
+    mbar_expect(ring.full(i), L::kStageBytes);
+    bulk_load_box(ring.matrix(i), &work.p.maps[work.sum.map], depth, work.first, ring.full(i));
+    if (work.sum.is_gated)
+      bulk_load_box(ring.matrix(i) + kGroups * kMatrixBytes / 2, &work.p.maps[work.sum.map + 1],
+                    depth, work.first, ring.full(i));
+  };
+  const auto load_rows = [&](int i) {
+    bulk_load_box(ring.rows(i), &work.p.rows_map, (work.begin + i) * kDepth, 0, ring.full(i));
+  };
+  const int early = min(work.steps, L::kStages);
+  for (int i = 0; i < early; ++i) load_matrix(i);
+  wait_for_previous();
+  for (int i = 0; i < early; ++i) load_rows(i);
+  for (int i = early; i < work.steps; ++i) {
+    mbar_wait(ring.empty(i), ring.phase(i) ^ 1);
+    load_matrix(i);
+    load_rows(i);
+  }
+}
+
+/// The norm's weights of a lane's 8 places of a block, on their way a block ahead: a load from memory
+/// takes longer than the rest of a block.
+struct NormWeights {
+  uint4 bits[2];
+
+  __device__ __forceinline__ void fetch(const Work& work, int i, int place) {
+    const FewRowNorm& norm = work.p.norm;
+    const int column = (work.begin + i) * kDepth + place;
+    bits[0] = bits[1] = {0, 0, 0, 0};
+    if (i >= work.steps || column >= work.p.depth) return;
+    const bool is_half = norm.weight_type == Element::kBFloat16;
+    const uint4* const from = reinterpret_cast<const uint4*>(
+        static_cast<const unsigned char*>(norm.weight) + column * (is_half ? 2 : 4));
+    bits[0] = __ldg(from);
+    if (!is_half) bits[1] = __ldg(from + 1);
+  }
+  /// Offset and weights.
+  __device__ __forceinline__ void read(const FewRowNorm& norm, float (&x)[8]) const {
+    if (norm.weight_type == Element::kBFloat16) {
+      unpack(FewRowVector{{bits[0].x, bits[0].y, bits[0].z, bits[0].w}}, x);
+    } else {
+      const u32 words[8] = {bits[0].x, bits[0].y, bits[0].z, bits[0].w,
+                            bits[1].x, bits[1].y, bits[1].z, bits[1].w};
+#pragma unroll
+      for (int e = 0; e < 8; ++e) x[e] = __uint_as_float(words[e]);
+    }
+#pragma unroll
+    for (int e = 0; e < 8; ++e) x[e] += norm.offset;
+  }
+};
+
+/// A warp's half of the rows of every second block, times the norm's weight. A lane has 8 elements of
+/// every fourth of these rows.
+template <int kRows, int kGroups>
+__device__ __forceinline__ void scale(const Work& work, const Ring<kRows, kGroups>& ring,
+                                      float* squares) {
+  constexpr int kOwn = kRows / 2, kVectors = kOwn / 4;
+  const FewRowNorm& norm = work.p.norm;
+  const int scaler = static_cast<int>(threadIdx.x) / 32 - kGroups * 4, lane = threadIdx.x % 32,
+            place = lane % 8 * 8, line = scaler % 2 * kOwn + lane / 8;
+  float square[kVectors] = {};
+  NormWeights next;
+  next.fetch(work, scaler / 2, place);
+  for (int i = scaler / 2; i < work.steps; i += 2) {
+    float weight[8];
+    next.read(norm, weight);
+    next.fetch(work, i + 2, place);
+    mbar_wait(ring.full(i), ring.phase(i));
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) {
+      const u32 at = tile_address(ring.rows(i), kRows, line + j * 4, place);
+      const uint4 bits = ld_shared16(at);
+      FewRowVector v{{bits.x, bits.y, bits.z, bits.w}};
+      float x[8];
+      unpack(v, x);
+#pragma unroll
+      for (int e = 0; e < 8; ++e) square[j] += x[e] * x[e], x[e] *= weight[e];
+      v = pack<bf16>(x);
+      asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(v.words[0]),
+                   "r"(v.words[1]), "r"(v.words[2]), "r"(v.words[3])
+                   : "memory");
+    }
+    fence_async_proxy();
+    __syncwarp();
+    if (lane == 0) mbar_arrive(ring.scaled(i));
+  }
+#pragma unroll
+  for (int j = 0; j < kVectors; ++j) {
+    float sum = square[j];
+#pragma unroll
+    for (int step = 1; step < 8; step *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+    if (lane % 8 == 0) squares[scaler / 2 * kRows + line + j * 4] = sum;
+  }
+}
+
+/// The products of the CTA's blocks of the depth, to `sums` [kRows, kPitch].
+template <int kRows, int kGroups>
+__device__ __forceinline__ void multiply(const Work& work, const Ring<kRows, kGroups>& ring,
+                                         float* sums) {
+  using L = Layout<kRows, kGroups>;
+  const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+  const bool is_normed = work.p.norm.weight != nullptr;
+  float acc[kRows / 8][4];
+  for (int i = 0; i < work.steps; ++i) {
+    mbar_wait(ring.full(i), ring.phase(i));
+    if (is_normed) mbar_wait(ring.scaled(i), ring.phase(i));
+    const u64 a = make_descriptor(ring.matrix(i) + group * kMatrixBytes),
+              b = make_descriptor(ring.rows(i));
+    MmaHopper::fence();
+#pragma unroll
+    for (int k = 0; k < kDepth / 16; ++k)
+      wgmma_ss<0, 0>(acc, a + ((k * 32) >> 4), b + ((k * 32) >> 4), i > 0 || k > 0);
+    MmaHopper::commit();
+    MmaHopper::wait<1>();
+    if (i > 0 && lane == 0) mbar_arrive(ring.empty(i - 1));
+  }
+  MmaHopper::wait<0>();
+  pin(acc);
+  named_sync(1, kGroups * 128);  // all have read the ring, in whose place the sums lie
+#pragma unroll
+  for (int n = 0; n < kRows / 8; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      sums[(n * 8 + lane % 4 * 2 + i % 2) * L::kPitch + group * kGroupColumns + warp * 16 +
+           lane / 4 + i / 2 * 8] = acc[n][i];
+  }
+}
+
+/// 4 elements, of which `valid` are there.
+__device__ __forceinline__ float4 load4(const bf16* from, bool is_wide, int valid) {
+  if (is_wide && valid >= 4) {
+    const uint2 v = __ldcg(reinterpret_cast<const uint2*>(from));
+    return {bf16_lo(v.x), bf16_hi(v.x), bf16_lo(v.y), bf16_hi(v.y)};
+  }
+  const auto at = [&](int i) { return i < valid ? load_value(from, i) : 0.f; };
+  return {at(0), at(1), at(2), at(3)};
+}
+
+__device__ __forceinline__ void store4(bf16* to, bool is_wide, int valid, const float4& v) {
+  if (is_wide && valid >= 4) {
+    *reinterpret_cast<uint2*>(to) = make_uint2(pack_bf16(v.x, v.y), pack_bf16(v.z, v.w));
+    return;
+  }
+  const float x[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (i < valid) to[i] = __float2bfloat16_rn(x[i]);
+  }
+}
+
+__device__ __forceinline__ float gated(float gate, float up) {
+  const float g = __bfloat162float(__float2bfloat16_rn(gate));
+  return g * sigmoid(g) * __bfloat162float(__float2bfloat16_rn(up));
+}
+
+/// Four columns of a row, summed over the CTAs that share the depth.
+__device__ __forceinline__ float4 total_of(const Work& work, u32 address, float factor) {
+  float4 parts[kMostSplit], y = {0, 0, 0, 0};
+#pragma unroll
+  for (int s = 0; s < kMostSplit; ++s) {
+    parts[s] = {0, 0, 0, 0};
+    if (s < work.p.split) parts[s] = load4_of(address, s);
+  }
+#pragma unroll
+  for (int s = 0; s < kMostSplit; ++s)
+    y.x += parts[s].x, y.y += parts[s].y, y.z += parts[s].z, y.w += parts[s].w;
+  return {y.x * factor, y.y * factor, y.z * factor, y.w * factor};
+}
+
+/// The CTA's rows of the tile: the sums of all CTAs of the cluster and what follows them.
+template <int kRows, int kGroups>
+__device__ __forceinline__ void write_out(const Work& work, u32 base, float* factors) {
+  using L = Layout<kRows, kGroups>;
+  const Arguments& p = work.p;
+  const Arguments::Sum& sum = work.sum;
+  const int per = kRows / p.split, row_base = work.rank * per, thread = threadIdx.x;
+  const bool is_normed = p.norm.weight != nullptr;
+  if (is_normed) {
+    if (thread < per) {
+      const u32 at = base + L::kSquares + (row_base + thread) * 4;
+      float parts[kMostSplit], square = 0;
+#pragma unroll
+      for (int s = 0; s < kMostSplit; ++s)
+        parts[s] = s < p.split ? load_of(at, s) + load_of(at + kRows * 4, s) : 0;
+#pragma unroll
+      for (int s = 0; s < kMostSplit; ++s) square += parts[s];
+      factors[thread] = rsqrtf(square / p.depth + p.norm.eps);
+    }
+    named_sync(2, (L::kThreads - 32));
+  }
+  const int groups = (sum.is_gated ? L::kColumns / 2 : L::kColumns) / 4;  // of four columns
+  for (int i = thread; i < per * groups; i += (L::kThreads - 32)) {
+    const int row = row_base + i / groups, column = i % groups * 4,
+              valid = row < p.rows ? sum.columns - work.first - column : 0;
+    if (valid <= 0) continue;
+    float4 before = {0, 0, 0, 0};
+    if (sum.start != nullptr)
+      before = load4(sum.start + row * sum.start_stride + work.first + column, sum.is_wide, valid);
+    const float factor = (is_normed ? factors[i / groups] : 1.f) * sum.scale;
+    const u32 at = base + (row * L::kPitch + column) * 4;
+    float4 y = total_of(work, at, factor);
+    if (sum.is_gated) {
+      const float4 up = total_of(work, at + L::kColumns / 2 * 4, factor);
+      y = {gated(y.x, up.x), gated(y.y, up.y), gated(y.z, up.z), gated(y.w, up.w)};
+    }
+    y.x += before.x, y.y += before.y, y.z += before.z, y.w += before.w;
+    store4(sum.y + row * sum.y_stride + work.first + column, sum.is_wide, valid, y);
+  }
+}
+
+#endif
+
+template <int kRows, int kGroups>
+__global__ void __launch_bounds__(Layout<kRows, kGroups>::kThreads,
+                                  Layout<kRows, kGroups>::kResident)
+    batch_rows_kernel(const __grid_constant__ Arguments p) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  using L = Layout<kRows, kGroups>;
+  extern __shared__ unsigned char memory[];
+  let_next_begin();
+  const Ring<kRows, kGroups> ring{(smem_u32(memory) + 1023) & ~1023u};
+  unsigned char* const own = memory + (ring.base - smem_u32(memory));
+  float* const sums = reinterpret_cast<float*>(own);
+  float* const squares = reinterpret_cast<float*>(own + L::kSquares);
+  float* const factors = reinterpret_cast<float*>(own + L::kFactors);
+  const int rank = static_cast<int>(rank_in_cluster()), warp = threadIdx.x / 32,
+            tile = static_cast<int>(blockIdx.x) / p.split;
+  int which = 0;
+  while (which + 1 < p.count && tile >= p.sums[which + 1].first_tile) ++which;
+  const Arguments::Sum& sum = p.sums[which];
+  const int all = (p.depth + kDepth - 1) / kDepth, begin = all * rank / p.split,
+            columns = sum.is_gated ? L::kColumns / 2 : L::kColumns;
+  const Work work{p,     sum,  (tile - sum.first_tile) * columns,
+                  begin, all * (rank + 1) / p.split - begin, rank};
+  if (threadIdx.x == 0) ring.init();
+  __syncthreads();
+  if (warp == kGroups * 4 + kScalers) {
+    if (threadIdx.x % 32 == 0) load(work, ring);
+    __syncwarp();
+  } else {
+    wait_for_previous();
+    if (warp < kGroups * 4)
+      multiply(work, ring, sums);
+    else if (p.norm.weight != nullptr)
+      scale(work, ring, squares);
+  }
+  cluster_sync();
+  if (warp < kGroups * 4 + kScalers) write_out<kRows, kGroups>(work, ring.base, factors);
+  cluster_sync();  // until nobody reads this CTA's sums any more
+#endif
+}
+
+template <int kRows, int kGroups>
+void launch(const Arguments& p, int tiles, cudaStream_t stream) {
+  using L = Layout<kRows, kGroups>;
+  constexpr int kBytes = L::kBytes + 1024;
+  const auto kernel = batch_rows_kernel<kRows, kGroups>;
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  cudaStreamIsCapturing(stream, &status);
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim = {static_cast<unsigned>(p.split), 1, 1};
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(tiles * p.split));
+  config.blockDim = dim3(L::kThreads);
+  config.dynamicSmemBytes = kBytes;
+  config.stream = stream;
+  config.attrs = attributes;
+  config.numAttrs = status == cudaStreamCaptureStatusActive ? 2 : 1;
+  cudaLaunchKernelEx(&config, kernel, p);
+}
+
+int tiles_of(const std::vector<FewRowSum>& sums, int groups) {
+  int tiles = 0;
+  for (const FewRowSum& sum : sums) {
+    const int columns = groups * kGroupColumns / (sum.up != nullptr ? 2 : 1);
+    tiles += (sum.columns + columns - 1) / columns;
+  }
+  return tiles;
+}
+
+/// As many CTAs as 1.5 a multiprocessor, each with no less than 4 blocks of the depth. A
+/// multiprocessor has room for two, of which one is for the next launch's.
+int split_of(int tiles, int steps) {
+  int split = 1;
+  while (split < kMostSplit && tiles * split * 4 <= multiprocessors() * 3 && steps >= split * 8)
+    split *= 2;
+  return split;
+}
+
+/// Narrow tiles where wide ones are few; the widest, which fill a multiprocessor, where others are
+/// so many that some multiprocessors would get two and all wait for these.
+int groups_of(const std::vector<FewRowSum>& sums) {
+  const int all = multiprocessors();
+  if (tiles_of(sums, 2) > all) return 3;
+  return sums[0].up == nullptr && tiles_of(sums, 1) * 8 <= all * 3 ? 1 : 2;
+}
+
+bool is_on_8_bytes(const void* data, int64_t stride) {
+  return reinterpret_cast<uintptr_t>(data) % 8 == 0 && stride % 4 == 0;
+}
+
+}  // namespace
+
+bool batch_rows_available() { return has_sm90a(); }
+
+void batch_row_sums(int rows, const std::vector<FewRowSum>& sums, cudaStream_t stream,
+                    const FewRowNorm& norm, int split, int groups) {
+  if (rows < 1 || rows > kMostBatchRows || sums.empty() || sums.size() > kMostFewRowSums)
+    throw std::invalid_argument("batch_row_sums: too many rows or sums, or none");
+  Arguments p{};
+  const FewRowTerm& input = sums[0].terms[0];
+  p.count = static_cast<int>(sums.size());
+  p.rows = rows;
+  p.depth = input.depth;
+  p.norm = norm;
+  const int kept_rows = rows <= 32 ? 32 : 64;
+  if (groups == 0) groups = groups_of(sums);
+  int tiles = 0, maps = 0;
+  for (int i = 0; i < p.count; ++i) {
+    const FewRowSum& sum = sums[static_cast<std::size_t>(i)];
+    const FewRowTerm& term = sum.terms[0];
+    if (sum.term_count != 1 || term.a != input.a || term.depth != input.depth)
+      throw std::invalid_argument("batch_row_sums: sums of several terms, or of other rows");
+    const bool is_gated = sum.up != nullptr;
+    if (maps + (is_gated ? 2 : 1) > kMostFewRowSums + 1)
+      throw std::invalid_argument("batch_row_sums: too many matrices");
+    p.sums[i] = {tiles,
+                 sum.columns,
+                 maps,
+                 sum.scale,
+                 static_cast<bf16*>(sum.y),
+                 static_cast<const bf16*>(sum.start),
+                 sum.y_stride,
+                 sum.start_stride,
+                 is_gated,
+                 is_on_8_bytes(sum.y, sum.y_stride) && is_on_8_bytes(sum.start, sum.start_stride)};
+    for (const void* matrix : {term.b, sum.up}) {
+      if (matrix != nullptr)
+        p.maps[maps++] =
+            tensor_map(matrix, sum.columns, term.depth, term.b_stride,
+                       groups * kGroupColumns / (is_gated ? 2 : 1));
+    }
+    tiles += tiles_of({sum}, groups);
+  }
+  p.split = split > 0 ? split : split_of(tiles, (p.depth + kDepth - 1) / kDepth);
+  p.rows_map = tensor_map(input.a, rows, input.depth, input.a_stride, kept_rows);
+  if (kept_rows == 32) {
+    if (groups == 1) launch<32, 1>(p, tiles, stream);
+    if (groups == 2) launch<32, 2>(p, tiles, stream);
+    if (groups == 3) launch<32, 3>(p, tiles, stream);
+  } else {
+    if (groups == 1) launch<64, 1>(p, tiles, stream);
+    if (groups == 2) launch<64, 2>(p, tiles, stream);
+    if (groups == 3) launch<64, 3>(p, tiles, stream);
+  }
+  check_launch("batch_row_sums");
+}
+
+}  // namespace heddle::ops::cuda
