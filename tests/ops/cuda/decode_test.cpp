@@ -200,7 +200,8 @@ KernelTable mixer_table(const Target& device, c10::ScalarType dtype, std::int64_
 
 TEST_F(GpuDecode, TheMixerInOnePassEqualsItsParts) {
   for (const auto& [batch, hk, hv, dim] :
-       {std::tuple{1, 2, 2, 128}, {3, 2, 6, 128}, {64, 2, 4, 128}, {3, 1, 8, 64}}) {
+       {std::tuple{1, 2, 2, 128}, {3, 2, 6, 128}, {64, 2, 4, 128}, {3, 1, 8, 64}, {64, 16, 16, 128},
+        {40, 16, 32, 128}, {23, 12, 36, 128}}) {
     const std::vector<std::int64_t> slots = scattered(batch);
     const std::int64_t channels = (2 * hk + hv) * dim;
     GatedDeltaNetDecode in;
@@ -238,6 +239,15 @@ TEST_F(GpuDecode, TheMixerInOnePassEqualsItsParts) {
     // The rule's inputs are rounded to bf16 between the parts.
     EXPECT_TRUE(close(rows_of(there.states, slots), rows_of(there64.states, slots), 1e-2)) << dim;
     EXPECT_TRUE(there.states.select(0, 0).isnan().all().item().toBool());
+    // A sequence's bits do not depend on the batch, whose kernels differ.
+    GatedDeltaNetDecode alone = on([](const at::Tensor& x) { return x.to(gpu()); });
+    for (at::Tensor* x : {&alone.qkv, &alone.a, &alone.b, &alone.z}) *x = x->narrow(0, 0, 1);
+    const std::vector<std::int64_t> slot = {slots[0]};
+    const at::Tensor own =
+        gated_delta_net_decode(kernels, alone, CacheRows::from_host(slot, slot, gpu()));
+    EXPECT_TRUE(identical(own.cpu(), y.narrow(0, 0, 1).cpu())) << batch << " " << dim;
+    EXPECT_TRUE(
+        identical(rows_of(alone.states, slot).cpu(), rows_of(there.states, slot).cpu()));
   }
 }
 

@@ -18,6 +18,7 @@
 #include <string>
 
 #include "ops/cuda/dependent_launch.cuh"
+#include "ops/cuda/ptx.cuh"
 #include "ops/cuda/reduce.cuh"
 #include "ops/cuda/vector.cuh"
 
@@ -68,31 +69,43 @@ __device__ __forceinline__ Factors factors(const float* q, const float* k, bool 
   return f;
 }
 
-/// The state's tile, loaded before anything else is waited for.
-template <int K, int kColumns>
+/// The state's tile, loaded before anything else is waited for; not kKeeps: it lies in shared memory
+/// and is read from there twice.
+template <int K, int kColumns, bool kKeeps = true>
 struct StateTile {
   using T = Tile<K, kColumns>;
-  float4 rows[T::kRows];
+  float4 rows[kKeeps ? T::kRows : 1];
   float* address;
+  int thread;
 
-  __device__ __forceinline__ explicit StateTile(float* state, int column) {
-    address = state + static_cast<int64_t>(threadIdx.x / T::kLanes) * K + column +
-              threadIdx.x % T::kLanes * 4;
+  __device__ __forceinline__ StateTile(float* state, int column, int thread)
+      : address(state + static_cast<int64_t>(thread / T::kLanes) * K + column +
+                thread % T::kLanes * 4),
+        thread(thread) {
 #pragma unroll
-    for (int i = 0; i < T::kRows; ++i)
-      rows[i] = *reinterpret_cast<const float4*>(address + i * T::kGroups * K);
+    for (int i = 0; i < (kKeeps ? T::kRows : 0); ++i) rows[i] = at(i);
+  }
+  __device__ __forceinline__ float4& at(int i) const {
+    return *reinterpret_cast<float4*>(address + i * T::kGroups * K);
+  }
+  __device__ __forceinline__ float4 row(int i) const {
+    if constexpr (kKeeps) return rows[i];
+    return at(i);
   }
 
   /// One step for the thread's four columns, whose v is given; returns o of them, the same in every
-  /// thread of a column. The caller puts a barrier before the next.
+  /// thread of a column. `sync`: a barrier of the kThreads threads. The caller puts one before the
+  /// next step.
+  template <class Sync>
   __device__ __forceinline__ float4 step(Shared<K, kColumns>& shared, const Factors& f, float decay,
-                                         float beta, const float (&v)[4]) {
-    const int group = threadIdx.x / T::kLanes, lane = threadIdx.x % T::kLanes;
+                                         float beta, const float (&v)[4], const Sync& sync) {
+    const int group = thread / T::kLanes, lane = thread % T::kLanes;
     float ks[4] = {}, qs[4] = {};
 #pragma unroll
     for (int i = 0; i < T::kRows; ++i) {
       const float k = shared.k[group + i * T::kGroups], q = shared.q[group + i * T::kGroups];
-      const float s[4] = {rows[i].x, rows[i].y, rows[i].z, rows[i].w};
+      const float4 r = row(i);
+      const float s[4] = {r.x, r.y, r.z, r.w};
 #pragma unroll
       for (int c = 0; c < 4; ++c) ks[c] += k * s[c], qs[c] += q * s[c];
     }
@@ -106,14 +119,14 @@ struct StateTile {
         }
       }
     }
-    const int warp = threadIdx.x / 32;
-    if (threadIdx.x % 32 < T::kLanes) {
+    const int warp = thread / 32;
+    if (thread % 32 < T::kLanes) {
       *reinterpret_cast<float4*>(&shared.sums[0][warp][lane * 4]) =
           make_float4(ks[0], ks[1], ks[2], ks[3]);
       *reinterpret_cast<float4*>(&shared.sums[1][warp][lane * 4]) =
           make_float4(qs[0], qs[1], qs[2], qs[3]);
     }
-    __syncthreads();
+    sync();
 #pragma unroll
     for (int c = 0; c < 4; ++c) ks[c] = qs[c] = 0;
 #pragma unroll
@@ -132,9 +145,9 @@ struct StateTile {
 #pragma unroll
     for (int i = 0; i < T::kRows; ++i) {
       const float k = f.k * shared.k[group + i * T::kGroups];
-      *reinterpret_cast<float4*>(address + i * T::kGroups * K) =
-          make_float4(decay * rows[i].x + k * u[0], decay * rows[i].y + k * u[1],
-                      decay * rows[i].z + k * u[2], decay * rows[i].w + k * u[3]);
+      const float4 r = row(i);
+      at(i) = make_float4(decay * r.x + k * u[0], decay * r.y + k * u[1], decay * r.z + k * u[2],
+                          decay * r.w + k * u[3]);
     }
     return make_float4(o[0], o[1], o[2], o[3]);
   }
@@ -155,7 +168,7 @@ __global__ void __launch_bounds__(kThreads) rule_kernel(const __grid_constant__ 
   const int key_head = head / (p.shape.v_heads / p.shape.k_heads);
   const int64_t gate = static_cast<int64_t>(row) * p.shape.v_heads + head;
   StateTile<K, kTile> state(p.in.states + (p.in.slots[row] * p.shape.v_heads + head) * K * K,
-                            column);
+                            column, static_cast<int>(threadIdx.x));
   const bf16* q = static_cast<const bf16*>(p.in.q.data) + row * p.in.q.outer_stride + key_head * K;
   const bf16* k = static_cast<const bf16*>(p.in.k.data) + row * p.in.k.outer_stride + key_head * K;
   for (int i = threadIdx.x; i < K; i += kThreads) {
@@ -168,7 +181,7 @@ __global__ void __launch_bounds__(kThreads) rule_kernel(const __grid_constant__ 
   const float decay = __expf(p.in.g[gate]), beta = p.in.beta[gate];
   __syncthreads();
   const Factors f = factors<K>(shared.q, shared.k, p.in.normalize_qk, p.in.scale);
-  const float4 o = state.step(shared, f, decay, beta, v);
+  const float4 o = state.step(shared, f, decay, beta, v, [] { __syncthreads(); });
   if (threadIdx.x < T::kLanes) {
     const float out[4] = {o.x, o.y, o.z, o.w};
     write(p.o + gate * K + own, out);
@@ -200,54 +213,74 @@ __device__ __forceinline__ float convolved(const GdnMixerInputs& in, int row, in
   const int kept = in.width - 1;
   bf16* history = static_cast<bf16*>(in.conv_states) + (slot * channels + channel) * kept;
   const bf16 now = static_cast<const bf16*>(in.qkv.data)[row * in.qkv.outer_stride + channel];
-  const int64_t taps = static_cast<int64_t>(channel) * in.width;
-  float c = value_of(in.conv_weight, in.conv_weight_type, taps + kept) * __bfloat162float(now);
-  for (int w = 0; w < kept; ++w) {
-    const bf16 before = history[w];
-    c += value_of(in.conv_weight, in.conv_weight_type, taps + w) * __bfloat162float(before);
-    if (w > 0) history[w - 1] = before;
+  const int64_t first = static_cast<int64_t>(channel) * in.width;
+  float c;
+  if (in.width == 4) {  // all loads before anything waits for one
+    const bf16 before[3] = {history[0], history[1], history[2]};
+    float taps[4];
+    read_weight(in.conv_weight, in.conv_weight_type, first, taps);
+    c = taps[3] * __bfloat162float(now);
+#pragma unroll
+    for (int w = 0; w < 3; ++w) c += taps[w] * __bfloat162float(before[w]);
+    history[0] = before[1];
+    history[1] = before[2];
+  } else {
+    c = value_of(in.conv_weight, in.conv_weight_type, first + kept) * __bfloat162float(now);
+    for (int w = 0; w < kept; ++w) {
+      const bf16 before = history[w];
+      c += value_of(in.conv_weight, in.conv_weight_type, first + w) * __bfloat162float(before);
+      if (w > 0) history[w - 1] = before;
+    }
   }
   history[kept - 1] = now;
   return rounded(c * sigmoid(c));
 }
 
-/// One key head of one sequence, and its value heads.
-template <int K>
-__global__ void __launch_bounds__(kThreads, 2)
-    mixer_kernel(const __grid_constant__ MixerArguments p) {
+/// kThreads threads that do the steps of key heads and their value heads, one after another.
+template <int K, class Sync>
+struct Mixer {
   using T = Tile<K, K>;
-  __shared__ Shared<K, K> shared;
-  __shared__ float values[K];
-  const GdnMixerInputs& in = p.in;
-  const int key_head = blockIdx.x, row = blockIdx.y;
-  let_next_begin();
-  wait_for_previous();
-  const int group = p.shape.v_heads / p.shape.k_heads, key_dim = p.shape.k_heads * K;
-  const int channels = 2 * key_dim + p.shape.v_heads * K;
-  const int64_t slot = in.slots[row];
-  for (int h = 0; h < group; ++h) {
-    const int head = key_head * group + h;
-    StateTile<K, K> state(in.states + (slot * p.shape.v_heads + head) * K * K, 0);
+  const MixerArguments& p;
+  Shared<K, K>& shared;
+  float (&values)[K];
+  int thread;
+  Sync sync;
+
+  /// Value head h of a key head of a sequence, whose state is where state() says; done() is called
+  /// when the new one is there.
+  template <class State, class Done>
+  __device__ __forceinline__ void step(int row, int key_head, int h, const State& state_of,
+                                       const Done& done) {
+    const GdnMixerInputs& in = p.in;
+    const int group = p.shape.v_heads / p.shape.k_heads, key_dim = p.shape.k_heads * K,
+              channels = 2 * key_dim + p.shape.v_heads * K, head = key_head * group + h;
+    const int64_t slot = in.slots[row];
+    const int own = thread % T::kLanes * 4;
+    // On their way while the convolution waits for its own.
+    const bf16 a = static_cast<const bf16*>(in.a.data)[row * in.a.outer_stride + head],
+               b = static_cast<const bf16*>(in.b.data)[row * in.b.outer_stride + head];
+    const float a_log = value_of(in.a_log, in.a_log_type, head),
+                bias = value_of(in.dt_bias, in.dt_bias_type, head);
+    const Packed<bf16, 4> gates = load<4>(static_cast<const bf16*>(in.z.data) +
+                                          row * in.z.outer_stride + head * in.z.inner_stride + own);
     // q, k and the first head's v side by side.
-    for (int i = threadIdx.x; i < (h == 0 ? 3 * K : K); i += kThreads) {
+    for (int i = thread; i < (h == 0 ? 3 * K : K); i += kThreads) {
       const int part = h == 0 ? i / K : 2, at = i % K;
       const int channel =
           part == 2 ? 2 * key_dim + head * K + at : part * key_dim + key_head * K + at;
       const float y = convolved(in, row, slot, channels, channel);
       (part == 0 ? shared.q : part == 1 ? shared.k : values)[at] = y;
     }
-    const float a = __bfloat162float(
-                    static_cast<const bf16*>(in.a.data)[row * in.a.outer_stride + head]),
-                b = __bfloat162float(
-                    static_cast<const bf16*>(in.b.data)[row * in.b.outer_stride + head]);
-    const float rate = -expf(value_of(in.a_log, in.a_log_type, head));
-    const float decay = __expf(rate * softplus(a + value_of(in.dt_bias, in.dt_bias_type, head)));
-    __syncthreads();
+    const float rate = -expf(a_log),
+                decay = __expf(rate * softplus(__bfloat162float(a) + bias)),
+                beta = sigmoid(__bfloat162float(b));
+    sync();
     const Factors f = factors<K>(shared.q, shared.k, true, in.scale);
-    const int own = threadIdx.x % T::kLanes * 4;
     const float v[4] = {values[own], values[own + 1], values[own + 2], values[own + 3]};
-    const float4 step = state.step(shared, f, decay, sigmoid(b), v);
-    if (threadIdx.x < T::kLanes) {
+    auto state = state_of();
+    const float4 step = state.step(shared, f, decay, beta, v, sync);
+    done();
+    if (thread < T::kLanes) {
       float o[4] = {rounded(step.x), rounded(step.y), rounded(step.z), rounded(step.w)};
       float square = 0;
 #pragma unroll
@@ -259,15 +292,119 @@ __global__ void __launch_bounds__(kThreads, 2)
       const float rstd = rsqrtf(square / K + in.eps);
       float weight[4], gate[4];
       read_weight(in.norm_weight, in.norm_weight_type, own, weight);
-      read(static_cast<const bf16*>(in.z.data) + row * in.z.outer_stride +
-               head * in.z.inner_stride + own,
-           gate);
+      unpack(gates, gate);
 #pragma unroll
       for (int c = 0; c < 4; ++c) o[c] = weight[c] * (o[c] * rstd) * (gate[c] * sigmoid(gate[c]));
       write(p.y + (static_cast<int64_t>(row) * p.shape.v_heads + head) * K + own, o);
     }
-    __syncthreads();
+    sync();
   }
+};
+
+template <int K>
+__device__ __forceinline__ float* state_of(const MixerArguments& p, int row, int head) {
+  return p.in.states + (p.in.slots[row] * p.shape.v_heads + head) * int64_t{K} * K;
+}
+
+/// One key head of one sequence, and its value heads.
+template <int K>
+__global__ void __launch_bounds__(kThreads, 2)
+    mixer_kernel(const __grid_constant__ MixerArguments p) {
+  __shared__ Shared<K, K> shared;
+  __shared__ float values[K];
+  const int key_head = blockIdx.x, row = blockIdx.y, thread = threadIdx.x,
+            group = p.shape.v_heads / p.shape.k_heads;
+  const auto sync = [] { __syncthreads(); };
+  Mixer<K, decltype(sync)> mixer{p, shared, values, thread, sync};
+  let_next_begin();
+  wait_for_previous();
+  for (int h = 0; h < group; ++h) {
+    const StateTile<K, K> state(state_of<K>(p, row, key_head * group + h), 0, thread);
+    mixer.step(row, key_head, h, [&] { return state; }, [] {});
+  }
+}
+
+/// Groups of kThreads threads, each with a warp that copies its states.
+constexpr int kGroups = 3, kStreamThreads = kGroups * (kThreads + 32);
+
+template <int K>
+struct StreamShared {
+  alignas(128) float states[kGroups][K * K];
+  Shared<K, K> shared[kGroups];
+  float values[kGroups][K];
+  u64 loaded[kGroups], done[kGroups];
+};
+
+/// Many key heads: each group of a multiprocessor takes one of a sequence after another. Its states
+/// come and go by bulk copies through its place of shared memory, while it does what a step needs
+/// before and after its state, and other groups work on theirs: the memory is always busy.
+template <int K>
+__global__ void __launch_bounds__(kStreamThreads, 1)
+    mixer_stream_kernel(const __grid_constant__ MixerArguments p) {
+#if __CUDA_ARCH__ >= 900
+  extern __shared__ __align__(128) unsigned char memory[];
+  StreamShared<K>& own = *reinterpret_cast<StreamShared<K>*>(memory);
+  const bool copies = threadIdx.x >= kGroups * kThreads;
+  const int which = copies ? (static_cast<int>(threadIdx.x) - kGroups * kThreads) / 32
+                           : static_cast<int>(threadIdx.x) / kThreads,
+            heads = p.shape.v_heads / p.shape.k_heads, all = p.shape.k_heads * p.shape.batch,
+            first = which * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x),
+            stride = kGroups * static_cast<int>(gridDim.x);
+  const u32 loaded = smem_u32(&own.loaded[which]), done = smem_u32(&own.done[which]);
+  let_next_begin();
+  if (threadIdx.x == 0) {
+    for (int g = 0; g < kGroups; ++g) {
+      mbar_init(smem_u32(&own.loaded[g]), 1);
+      mbar_init(smem_u32(&own.done[g]), kWarps);
+    }
+    fence_async_proxy();
+  }
+  __syncthreads();
+  if (copies) {
+    if (threadIdx.x % 32 > 0) return;
+    constexpr u32 kBytes = K * K * 4;
+    const u32 place = smem_u32(own.states[which]);
+    bool has_waited = false;
+    int phase = 0;
+    for (int i = first; i < all; i += stride) {
+      for (int h = 0; h < heads; ++h, phase ^= 1) {
+        float* const state =
+            state_of<K>(p, i / p.shape.k_heads, i % p.shape.k_heads * heads + h);
+        bulk_wait_read<0>();
+        mbar_expect(loaded, kBytes);
+        bulk_load(place, state, kBytes, loaded);
+        // The state was written by an earlier step: no launch of this recording did it.
+        if (!has_waited) wait_for_previous();
+        has_waited = true;
+        mbar_wait(done, phase);
+        bulk_store(state, place, kBytes);
+        bulk_commit();
+      }
+    }
+    bulk_wait_all();
+    return;
+  }
+  const int thread = threadIdx.x % kThreads;
+  const auto sync = [which] { named_sync(1 + which, kThreads); };
+  Mixer<K, decltype(sync)> mixer{p, own.shared[which], own.values[which], thread, sync};
+  int phase = 0;
+  wait_for_previous();
+  for (int i = first; i < all; i += stride) {
+    for (int h = 0; h < heads; ++h, phase ^= 1) {
+      mixer.step(
+          i / p.shape.k_heads, i % p.shape.k_heads, h,
+          [&] {
+            mbar_wait(loaded, phase);
+            return StateTile<K, K, false>(own.states[which], 0, thread);
+          },
+          [&] {
+            fence_async_proxy();
+            __syncwarp();
+            if (thread % 32 == 0) mbar_arrive(done);
+          });
+    }
+  }
+#endif
 }
 
 [[noreturn]] void refuse_dim(int head_dim) {
@@ -304,6 +441,17 @@ void gated_delta_net_decode(const GdnDecodeShape& shape, const GdnMixerInputs& i
   if (shape.batch == 0) return;
   const MixerArguments p{shape, in, static_cast<bf16*>(y)};
   const dim3 grid(static_cast<unsigned>(shape.k_heads), static_cast<unsigned>(shape.batch));
+  // More than two of the other kernel's CTAs a multiprocessor.
+  if (shape.head_dim == 128 && shape.k_heads * shape.batch > 2 * multiprocessors() &&
+      has_sm90a()) {
+    constexpr int kBytes = sizeof(StreamShared<128>);
+    cudaFuncSetAttribute(mixer_stream_kernel<128>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                         kBytes);
+    launch_dependent(mixer_stream_kernel<128>, dim3(static_cast<unsigned>(multiprocessors())),
+                     dim3(kStreamThreads), kBytes, stream, p);
+    check_launch("gated_delta_net_decode");
+    return;
+  }
   switch (shape.head_dim) {
     case 64:
       launch_dependent(mixer_kernel<64>, grid, dim3(kThreads), 0, stream, p);
