@@ -287,11 +287,11 @@ int main(int argc, char** argv) {
             continue;
           }
           std::printf(" %.1f |", time_of(data.copies, [&](int copy, cudaStream_t stream) {
-                        batch_row_sums(rows, data.sums(copy), stream, data.own_norm(), split,
+                        batch_row_sums(rows, data.sums(copy), stream, data.own_norm(), {}, split,
                                        groups);
                       }));
           check(cudaMemset(data.y, 0xff, int64_t{kMostRows} * data.width * 2));
-          batch_row_sums(rows, data.sums(0), nullptr, data.own_norm(), split, groups);
+          batch_row_sums(rows, data.sums(0), nullptr, data.own_norm(), {}, split, groups);
           check(cudaDeviceSynchronize());
           worst = std::max(worst, error_of(data, rows, data.sums(0)));
         }

@@ -93,20 +93,6 @@ struct Outputs {
   int tiles;
 };
 
-/// 4 elements of a row of `rank` from `at` on, those beyond it as zeros.
-__device__ __forceinline__ uint2 load4(const bf16* row, int at, int rank, bool is_valid) {
-  uint2 v = make_uint2(0, 0);
-  if (!is_valid) return v;
-  if (rank % 4 == 0) {
-    if (at < rank) v = *reinterpret_cast<const uint2*>(row + at);
-    return v;
-  }
-  const auto element = [&](int i) {
-    return i < rank ? static_cast<u32>(__bfloat16_as_ushort(row[i])) : 0u;
-  };
-  return make_uint2(element(at) | element(at + 1) << 16, element(at + 2) | element(at + 3) << 16);
-}
-
 /// Products of one layer's factor b with the lows of a run. Which column stands in which line of a
 /// product is free: lane 4 g + t has rows 2 t and 2 t + 1 of columns 8 g to 8 g + 7 of the 64,
 /// which are 16 bytes of y.
@@ -136,8 +122,8 @@ struct OutputTile {
     const bf16* const from = static_cast<const bf16*>(factors.b);
 #pragma unroll
     for (int j = 0; j < 8; ++j)
-      b[j / 2][j % 2] = load4(from + static_cast<int64_t>(column + j) * factors.rank, at + 4 * t,
-                              factors.rank, j < valid);
+      b[j / 2][j % 2] = load_factor4(from + static_cast<int64_t>(column + j) * factors.rank,
+                                     at + 4 * t, factors.rank, j < valid);
   }
   /// y and the change, after fetch(0) unless the rank is 0.
   __device__ __forceinline__ void values(float (&y)[2][8]) {

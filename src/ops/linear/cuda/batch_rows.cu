@@ -8,7 +8,8 @@
 // products. SwiGLU: the first warpgroup has columns of gate, the second the same ones of up.
 //
 // Four more warps apply the norm's weight to the rows in shared memory and add up the rows' squares,
-// which give the factor of the finished sums. The last warp asks for matrices and rows.
+// which give the factor of the finished sums. One warp asks for matrices and rows. With low-rank
+// changes some more make those of the CTA's part of the rows meanwhile (batch_row_changes.cuh).
 //
 // Shared memory: a ring of stages of 64 in depth, columns and rows with the 128-byte swizzle, and
 // barriers. full[s]: the bytes of a stage have landed. scaled[s]: its rows are multiplied by the
@@ -17,6 +18,7 @@
 #include "ops/linear/cuda/batch_rows.h"
 
 #include <algorithm>
+#include <atomic>
 #include <stdexcept>
 #include <string>
 
@@ -25,6 +27,7 @@
 #include "ops/cuda/mma.cuh"
 #include "ops/cuda/reduce.cuh"
 #include "ops/cuda/tensor_map.h"
+#include "ops/linear/cuda/batch_row_changes.cuh"
 #include "ops/linear/cuda/few_row_parts.cuh"
 
 namespace heddle::ops::cuda {
@@ -34,35 +37,34 @@ constexpr int kDepth = 64, kScalers = 4, kMostSplit = 8, kGroupColumns = 64;
 constexpr u32 kMatrixBytes = kGroupColumns * kDepth * 2;
 
 /// kRows: of a, rounded up; kGroups: multiplying warpgroups.
-template <int kRows, int kGroups>
+template <int kRows, int kGroups, bool kIsChanged>
 struct Layout {
-  static constexpr int kThreads = kGroups * 128 + kScalers * 32 + 32;
+  static constexpr int kLoader = kGroups * 4 + kScalers;  ///< The warp that asks for bytes.
+  static constexpr int kWriters = kLoader * 32;           ///< Threads that write the sums out.
+  static constexpr int kThreads = kWriters + 32 + (kIsChanged ? few_row::kChangers * 32 : 0);
   static constexpr int kColumns = kGroups * kGroupColumns;
   static constexpr int kPitch = kColumns + 4;  ///< Floats of a row of the sums on the way out.
   static constexpr u32 kRowBytes = kRows * kDepth * 2;
   static constexpr u32 kStageBytes = kGroups * kMatrixBytes + kRowBytes;
-  static constexpr int kResident = kGroups > 2 ? 1 : 2;  ///< CTAs of a multiprocessor.
-  static constexpr int kStages = 200 / kResident * 1024 / kStageBytes;
+  static constexpr u32 kChangeBytes =
+      kIsChanged ? kRows * kPitch * 4 + sizeof(few_row::ChangeJobs) : 0;
+  /// CTAs of a multiprocessor.
+  static constexpr int kResident = kGroups > 2 || kIsChanged ? 1 : 2;
+  static constexpr int kStages = (200 * 1024 / kResident - kChangeBytes) / kStageBytes;
   static constexpr u32 kBarriers = kStages * kStageBytes;
   static constexpr u32 kSquares = (kBarriers + 3 * kStages * 8 + 15) / 16 * 16;
   static constexpr u32 kFactors = kSquares + 2 * kRows * 4;
-  static constexpr u32 kBytes = kFactors + kRows * 4;
+  static constexpr u32 kChanges = kFactors + kRows * 4;
+  static constexpr u32 kBytes = kChanges + kChangeBytes;
   static_assert(kRows * kPitch * 4 <= kBarriers);
 };
 
 struct Arguments {
   CUtensorMap rows_map, maps[kMostFewRowSums + 1];
-  struct Sum {
-    int first_tile, columns, map;
-    float scale;
-    bf16* y;
-    const bf16* start;
-    int64_t y_stride, start_stride;
-    bool is_gated, is_wide;  ///< is_wide: four elements of y and start are 8 bytes of memory.
-  } sums[kMostFewRowSums];
-  int count, rows, depth;
-  int split;  ///< CTAs of a cluster, which share the depth of a tile.
-  FewRowNorm norm;
+  few_row::Arguments few;  ///< first_block: tiles.
+  int map_of[kMostFewRowSums];
+  bool is_wide[kMostFewRowSums];  ///< Four elements of y and start are 8 bytes of memory.
+  int split;                      ///< CTAs of a cluster, which share the depth of a tile.
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -91,14 +93,17 @@ __device__ __forceinline__ float load_of(u32 address, int rank) {
 /// What a CTA works on: blocks [begin, begin + steps) of the depth.
 struct Work {
   const Arguments& p;
-  const Arguments::Sum& sum;
-  int first, begin, steps, rank;
+  const few_row::Arguments& few;
+  const FewRowSum& sum;
+  int which, first, begin, steps, rank;
+
+  __device__ __forceinline__ bool is_gated() const { return sum.up != nullptr; }
 };
 
 /// The ring and its barriers, by block of the CTA's work.
-template <int kRows, int kGroups>
+template <int kRows, int kGroups, bool kIsChanged>
 struct Ring {
-  using L = Layout<kRows, kGroups>;
+  using L = Layout<kRows, kGroups, kIsChanged>;
   u32 base;
 
   static __device__ __forceinline__ int stage(int i) { return i % L::kStages; }
@@ -119,15 +124,15 @@ struct Ring {
 };
 
 /// One thread asks for all bytes.
-template <int kRows, int kGroups>
-__device__ __forceinline__ void load(const Work& work, const Ring<kRows, kGroups>& ring) {
-  using L = Layout<kRows, kGroups>;
+template <int kRows, int kGroups, bool kIsChanged>
+__device__ __forceinline__ void load(const Work& work, const Ring<kRows, kGroups, kIsChanged>& ring) {
+  using L = Layout<kRows, kGroups, kIsChanged>;
   const auto load_matrix = [&](int i) {
     const int depth = (work.begin + i) * kDepth;
     mbar_expect(ring.full(i), L::kStageBytes);
-    bulk_load_box(ring.matrix(i), &work.p.maps[work.sum.map], depth, work.first, ring.full(i));
-    if (work.sum.is_gated)
-      bulk_load_box(ring.matrix(i) + kGroups * kMatrixBytes / 2, &work.p.maps[work.sum.map + 1],
+    bulk_load_box(ring.matrix(i), &work.p.maps[work.p.map_of[work.which]], depth, work.first, ring.full(i));
+    if (work.is_gated())
+      bulk_load_box(ring.matrix(i) + kGroups * kMatrixBytes / 2, &work.p.maps[work.p.map_of[work.which] + 1],
                     depth, work.first, ring.full(i));
   };
   const auto load_rows = [&](int i) {
@@ -150,10 +155,10 @@ struct NormWeights {
   uint4 bits[2];
 
   __device__ __forceinline__ void fetch(const Work& work, int i, int place) {
-    const FewRowNorm& norm = work.p.norm;
+    const FewRowNorm& norm = work.few.norm;
     const int column = (work.begin + i) * kDepth + place;
     bits[0] = bits[1] = {0, 0, 0, 0};
-    if (i >= work.steps || column >= work.p.depth) return;
+    if (i >= work.steps || column >= work.few.depth) return;
     const bool is_half = norm.weight_type == Element::kBFloat16;
     const uint4* const from = reinterpret_cast<const uint4*>(
         static_cast<const unsigned char*>(norm.weight) + column * (is_half ? 2 : 4));
@@ -177,11 +182,11 @@ struct NormWeights {
 
 /// A warp's half of the rows of every second block, times the norm's weight. A lane has 8 elements of
 /// every fourth of these rows.
-template <int kRows, int kGroups>
-__device__ __forceinline__ void scale(const Work& work, const Ring<kRows, kGroups>& ring,
+template <int kRows, int kGroups, bool kIsChanged>
+__device__ __forceinline__ void scale(const Work& work, const Ring<kRows, kGroups, kIsChanged>& ring,
                                       float* squares) {
   constexpr int kOwn = kRows / 2, kVectors = kOwn / 4;
-  const FewRowNorm& norm = work.p.norm;
+  const FewRowNorm& norm = work.few.norm;
   const int scaler = static_cast<int>(threadIdx.x) / 32 - kGroups * 4, lane = threadIdx.x % 32,
             place = lane % 8 * 8, line = scaler % 2 * kOwn + lane / 8;
   float square[kVectors] = {};
@@ -220,12 +225,12 @@ __device__ __forceinline__ void scale(const Work& work, const Ring<kRows, kGroup
 }
 
 /// The products of the CTA's blocks of the depth, to `sums` [kRows, kPitch].
-template <int kRows, int kGroups>
-__device__ __forceinline__ void multiply(const Work& work, const Ring<kRows, kGroups>& ring,
+template <int kRows, int kGroups, bool kIsChanged>
+__device__ __forceinline__ void multiply(const Work& work, const Ring<kRows, kGroups, kIsChanged>& ring,
                                          float* sums) {
-  using L = Layout<kRows, kGroups>;
+  using L = Layout<kRows, kGroups, kIsChanged>;
   const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-  const bool is_normed = work.p.norm.weight != nullptr;
+  const bool is_normed = work.few.norm.weight != nullptr;
   float acc[kRows / 8][4];
   for (int i = 0; i < work.steps; ++i) {
     mbar_wait(ring.full(i), ring.phase(i));
@@ -253,7 +258,7 @@ __device__ __forceinline__ void multiply(const Work& work, const Ring<kRows, kGr
 }
 
 /// 4 elements, of which `valid` are there.
-__device__ __forceinline__ float4 load4(const bf16* from, bool is_wide, int valid) {
+__device__ __forceinline__ float4 load_four(const bf16* from, bool is_wide, int valid) {
   if (is_wide && valid >= 4) {
     const uint2 v = __ldcg(reinterpret_cast<const uint2*>(from));
     return {bf16_lo(v.x), bf16_hi(v.x), bf16_lo(v.y), bf16_hi(v.y)};
@@ -293,94 +298,126 @@ __device__ __forceinline__ float4 total_of(const Work& work, u32 address, float 
   return {y.x * factor, y.y * factor, y.z * factor, y.w * factor};
 }
 
-/// The CTA's rows of the tile: the sums of all CTAs of the cluster and what follows them.
-template <int kRows, int kGroups>
-__device__ __forceinline__ void write_out(const Work& work, u32 base, float* factors) {
-  using L = Layout<kRows, kGroups>;
-  const Arguments& p = work.p;
-  const Arguments::Sum& sum = work.sum;
-  const int per = kRows / p.split, row_base = work.rank * per, thread = threadIdx.x;
-  const bool is_normed = p.norm.weight != nullptr;
+/// The CTA's rows of the tile: the sums of all CTAs of the cluster and what follows them. `changes`
+/// [kRows / split, kPitch]: those of the sums, if kIsChanged.
+template <int kRows, int kGroups, bool kIsChanged>
+__device__ __forceinline__ void write_out(const Work& work, u32 base, float* factors,
+                                          const float* changes) {
+  using L = Layout<kRows, kGroups, kIsChanged>;
+  const few_row::Arguments& few = work.few;
+  const FewRowSum& sum = work.sum;
+  const int split = work.p.split, per = kRows / split, row_base = work.rank * per,
+            thread = threadIdx.x;
+  const bool is_normed = few.norm.weight != nullptr, is_wide = work.p.is_wide[work.which];
   if (is_normed) {
     if (thread < per) {
       const u32 at = base + L::kSquares + (row_base + thread) * 4;
       float parts[kMostSplit], square = 0;
 #pragma unroll
       for (int s = 0; s < kMostSplit; ++s)
-        parts[s] = s < p.split ? load_of(at, s) + load_of(at + kRows * 4, s) : 0;
+        parts[s] = s < split ? load_of(at, s) + load_of(at + kRows * 4, s) : 0;
 #pragma unroll
       for (int s = 0; s < kMostSplit; ++s) square += parts[s];
-      factors[thread] = rsqrtf(square / p.depth + p.norm.eps);
+      factors[thread] = rsqrtf(square / few.depth + few.norm.eps);
     }
-    named_sync(2, (L::kThreads - 32));
+    named_sync(2, L::kWriters);
   }
-  const int groups = (sum.is_gated ? L::kColumns / 2 : L::kColumns) / 4;  // of four columns
-  for (int i = thread; i < per * groups; i += (L::kThreads - 32)) {
-    const int row = row_base + i / groups, column = i % groups * 4,
-              valid = row < p.rows ? sum.columns - work.first - column : 0;
+  const int groups = (work.is_gated() ? L::kColumns / 2 : L::kColumns) / 4;  // of four columns
+  for (int i = thread; i < per * groups; i += L::kWriters) {
+    const int own = i / groups, row = row_base + own, column = i % groups * 4,
+              valid = row < few.rows ? sum.columns - work.first - column : 0;
     if (valid <= 0) continue;
     float4 before = {0, 0, 0, 0};
     if (sum.start != nullptr)
-      before = load4(sum.start + row * sum.start_stride + work.first + column, sum.is_wide, valid);
-    const float factor = (is_normed ? factors[i / groups] : 1.f) * sum.scale;
-    const u32 at = base + (row * L::kPitch + column) * 4;
-    float4 y = total_of(work, at, factor);
-    if (sum.is_gated) {
-      const float4 up = total_of(work, at + L::kColumns / 2 * 4, factor);
+      before = load_four(static_cast<const bf16*>(sum.start) + row * sum.start_stride + work.first +
+                         column,
+                     is_wide, valid);
+    const float factor = is_normed ? factors[own] : 1.f;
+    const auto value = [&](int from) {
+      float4 y = total_of(work, base + (row * L::kPitch + from) * 4, factor);
+      if constexpr (kIsChanged) {
+        const float4 change = *reinterpret_cast<const float4*>(changes + own * L::kPitch + from);
+        y.x += change.x, y.y += change.y, y.z += change.z, y.w += change.w;
+      }
+      return float4{y.x * sum.scale, y.y * sum.scale, y.z * sum.scale, y.w * sum.scale};
+    };
+    float4 y = value(column);
+    if (work.is_gated()) {
+      const float4 up = value(column + L::kColumns / 2);
       y = {gated(y.x, up.x), gated(y.y, up.y), gated(y.z, up.z), gated(y.w, up.w)};
     }
     y.x += before.x, y.y += before.y, y.z += before.z, y.w += before.w;
-    store4(sum.y + row * sum.y_stride + work.first + column, sum.is_wide, valid, y);
+    store4(static_cast<bf16*>(sum.y) + row * sum.y_stride + work.first + column, is_wide, valid, y);
   }
 }
 
 #endif
 
-template <int kRows, int kGroups>
-__global__ void __launch_bounds__(Layout<kRows, kGroups>::kThreads,
-                                  Layout<kRows, kGroups>::kResident)
+template <int kRows, int kGroups, bool kIsChanged>
+__global__ void __launch_bounds__(Layout<kRows, kGroups, kIsChanged>::kThreads,
+                                  Layout<kRows, kGroups, kIsChanged>::kResident)
     batch_rows_kernel(const __grid_constant__ Arguments p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using L = Layout<kRows, kGroups>;
+  using L = Layout<kRows, kGroups, kIsChanged>;
   extern __shared__ unsigned char memory[];
   let_next_begin();
-  const Ring<kRows, kGroups> ring{(smem_u32(memory) + 1023) & ~1023u};
+  const Ring<kRows, kGroups, kIsChanged> ring{(smem_u32(memory) + 1023) & ~1023u};
   unsigned char* const own = memory + (ring.base - smem_u32(memory));
-  float* const sums = reinterpret_cast<float*>(own);
-  float* const squares = reinterpret_cast<float*>(own + L::kSquares);
-  float* const factors = reinterpret_cast<float*>(own + L::kFactors);
+  const auto floats = [&](u32 at) { return reinterpret_cast<float*>(own + at); };
+  const few_row::Arguments& few = p.few;
   const int rank = static_cast<int>(rank_in_cluster()), warp = threadIdx.x / 32,
             tile = static_cast<int>(blockIdx.x) / p.split;
   int which = 0;
-  while (which + 1 < p.count && tile >= p.sums[which + 1].first_tile) ++which;
-  const Arguments::Sum& sum = p.sums[which];
-  const int all = (p.depth + kDepth - 1) / kDepth, begin = all * rank / p.split,
-            columns = sum.is_gated ? L::kColumns / 2 : L::kColumns;
-  const Work work{p,     sum,  (tile - sum.first_tile) * columns,
-                  begin, all * (rank + 1) / p.split - begin, rank};
+  while (which + 1 < few.count && tile >= few.first_block[which + 1]) ++which;
+  const FewRowSum& sum = few.sums[which];
+  const int all = (few.depth + kDepth - 1) / kDepth, begin = all * rank / p.split,
+            columns = sum.up != nullptr ? L::kColumns / 2 : L::kColumns;
+  const Work work{p,     few,
+                  sum,   which,
+                  (tile - few.first_block[which]) * columns,
+                  begin, all * (rank + 1) / p.split - begin,
+                  rank};
   if (threadIdx.x == 0) ring.init();
   __syncthreads();
-  if (warp == kGroups * 4 + kScalers) {
+  if (warp == L::kLoader) {
     if (threadIdx.x % 32 == 0) load(work, ring);
     __syncwarp();
+  } else if (warp > L::kLoader) {
+    if constexpr (kIsChanged) {
+      const int per = kRows / p.split;
+      few_row::ChangedTile{few, sum, work.first, columns, rank * per, per}
+          .template make<L::kPitch, kGroups == 1 ? 4 : 2>(static_cast<int>(threadIdx.x) - (L::kLoader + 1) * 32,
+          *reinterpret_cast<few_row::ChangeJobs*>(own + L::kChanges + kRows * L::kPitch * 4), floats(L::kChanges));
+    }
   } else {
     wait_for_previous();
     if (warp < kGroups * 4)
-      multiply(work, ring, sums);
-    else if (p.norm.weight != nullptr)
-      scale(work, ring, squares);
+      multiply(work, ring, floats(0));
+    else if (few.norm.weight != nullptr)
+      scale(work, ring, floats(L::kSquares));
   }
   cluster_sync();
-  if (warp < kGroups * 4 + kScalers) write_out<kRows, kGroups>(work, ring.base, factors);
+  if (warp < L::kLoader)
+    write_out<kRows, kGroups, kIsChanged>(work, ring.base, floats(L::kFactors),
+                                          floats(L::kChanges));
   cluster_sync();  // until nobody reads this CTA's sums any more
 #endif
 }
 
-template <int kRows, int kGroups>
-void launch(const Arguments& p, int tiles, cudaStream_t stream) {
-  using L = Layout<kRows, kGroups>;
+/// CTAs that the device holds at once, in clusters of config's.
+template <class Kernel>
+int resident_of(const Kernel& kernel, const cudaLaunchConfig_t& config, int split) {
+  int clusters = 0;
+  if (cudaOccupancyMaxActiveClusters(&clusters, kernel, &config) != cudaSuccess || clusters < 1)
+    throw std::runtime_error("batch_row_sums: the device holds no cluster of the kernel");
+  return clusters * split;
+}
+
+template <int kRows, int kGroups, bool kIsChanged>
+void launch(Arguments& p, cudaStream_t stream) {
+  using L = Layout<kRows, kGroups, kIsChanged>;
   constexpr int kBytes = L::kBytes + 1024;
-  const auto kernel = batch_rows_kernel<kRows, kGroups>;
+  const auto kernel = batch_rows_kernel<kRows, kGroups, kIsChanged>;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   cudaStreamIsCapturing(stream, &status);
@@ -390,13 +427,35 @@ void launch(const Arguments& p, int tiles, cudaStream_t stream) {
   attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[1].val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(tiles * p.split));
+  config.gridDim = dim3(static_cast<unsigned>(p.few.first_block[p.few.count] * p.split));
   config.blockDim = dim3(L::kThreads);
   config.dynamicSmemBytes = kBytes;
   config.stream = stream;
   config.attrs = attributes;
+  config.numAttrs = 1;
+  if (kIsChanged) {
+    static std::atomic<int> residents[kMostSplit + 1] = {};
+    int resident = residents[p.split];
+    if (resident == 0) residents[p.split] = resident = resident_of(kernel, config, p.split);
+    p.few.makers = std::min(static_cast<int>(config.gridDim.x), resident);
+  }
   config.numAttrs = status == cudaStreamCaptureStatusActive ? 2 : 1;
   cudaLaunchKernelEx(&config, kernel, p);
+}
+
+template <int kRows, bool kIsChanged>
+void launch(Arguments& p, int groups, cudaStream_t stream) {
+  if (groups == 1)
+    launch<kRows, 1, kIsChanged>(p, stream);
+  else
+    groups == 2 ? launch<kRows, 2, kIsChanged>(p, stream)
+                : launch<kRows, 3, kIsChanged>(p, stream);
+}
+
+template <bool kIsChanged>
+void launch(Arguments& p, int groups, cudaStream_t stream) {
+  p.few.rows <= 32 ? launch<32, kIsChanged>(p, groups, stream)
+                   : launch<64, kIsChanged>(p, groups, stream);
 }
 
 int tiles_of(const std::vector<FewRowSum>& sums, int groups) {
@@ -408,21 +467,29 @@ int tiles_of(const std::vector<FewRowSum>& sums, int groups) {
   return tiles;
 }
 
-/// As many CTAs as 1.5 a multiprocessor, each with no less than 4 blocks of the depth. A
-/// multiprocessor has room for two, of which one is for the next launch's.
-int split_of(int tiles, int steps) {
-  int split = 1;
-  while (split < kMostSplit && tiles * split * 4 <= multiprocessors() * 3 && steps >= split * 8)
-    split *= 2;
-  return split;
-}
+/// How the work of a launch is cut.
+struct Cut {
+  int groups;  ///< Of 64 columns a tile.
+  int split;   ///< CTAs that share the depth of a tile.
+};
 
-/// Narrow tiles where wide ones are few; the widest, which fill a multiprocessor, where others are
-/// so many that some multiprocessors would get two and all wait for these.
-int groups_of(const std::vector<FewRowSum>& sums) {
-  const int all = multiprocessors();
-  if (tiles_of(sums, 2) > all) return 3;
-  return sums[0].up == nullptr && tiles_of(sums, 1) * 8 <= all * 3 ? 1 : 2;
+/// As many CTAs as 1.5 a multiprocessor, which has room for two, of which one is for the next
+/// launch's; with changes one, and not all of them if clusters are large. Each has no less than 4 blocks of the depth. Narrow tiles where wide
+/// ones are few; the widest, which fill a multiprocessor, where others are so many that some
+/// multiprocessors would get two and all wait for these.
+Cut cut_of(const std::vector<FewRowSum>& sums, bool is_changed) {
+  const int all = multiprocessors(),
+            steps = (sums[0].terms[0].depth + kDepth - 1) / kDepth;
+  Cut cut{2, 1};
+  if (tiles_of(sums, 2) > all)
+    cut.groups = 3;
+  else if (sums[0].up == nullptr && tiles_of(sums, 1) * 8 <= all * 3)
+    cut.groups = 1;
+  const int tiles = tiles_of(sums, cut.groups),
+            most = !is_changed ? all * 3 / 2 : cut.groups > 1 ? all : all * 3 / 4;
+  while (cut.split < kMostSplit && tiles * cut.split * 2 <= most && steps >= cut.split * 8)
+    cut.split *= 2;
+  return cut;
 }
 
 bool is_on_8_bytes(const void* data, int64_t stride) {
@@ -434,55 +501,52 @@ bool is_on_8_bytes(const void* data, int64_t stride) {
 bool batch_rows_available() { return has_sm90a(); }
 
 void batch_row_sums(int rows, const std::vector<FewRowSum>& sums, cudaStream_t stream,
-                    const FewRowNorm& norm, int split, int groups) {
-  if (rows < 1 || rows > kMostBatchRows || sums.empty() || sums.size() > kMostFewRowSums)
-    throw std::invalid_argument("batch_row_sums: too many rows or sums, or none");
+                    const FewRowNorm& norm, const FewRowSlots& slots, int split, int groups) {
+  if (rows < 1 || rows > kMostBatchRows || sums.empty() || sums.size() > kMostFewRowSums ||
+      slots.count > few_row::kMostRuns)
+    throw std::invalid_argument("batch_row_sums: too many rows, sums or runs, or none");
   Arguments p{};
+  few_row::Arguments& few = p.few;
   const FewRowTerm& input = sums[0].terms[0];
-  p.count = static_cast<int>(sums.size());
-  p.rows = rows;
-  p.depth = input.depth;
-  p.norm = norm;
-  const int kept_rows = rows <= 32 ? 32 : 64;
-  if (groups == 0) groups = groups_of(sums);
+  few.count = static_cast<int>(sums.size());
+  few.rows = rows;
+  few.depth = input.depth;
+  few.x = input.a;
+  few.x_stride = input.a_stride;
+  few.norm = norm;
+  few.slots = slots;
+  for (int i = 0; i < few.count; ++i) few.sums[i] = sums[static_cast<std::size_t>(i)];
+  const int runs = slots.runs != nullptr ? slots.count : few_row::kMostRuns / 8;
+  few.low_blocks = few.add_lows() * runs;
+  const bool is_changed = few.low_blocks > 0;
+  const Cut cut = cut_of(sums, is_changed);
+  if (groups == 0) groups = cut.groups;
   int tiles = 0, maps = 0;
-  for (int i = 0; i < p.count; ++i) {
-    const FewRowSum& sum = sums[static_cast<std::size_t>(i)];
+  for (int i = 0; i < few.count; ++i) {
+    const FewRowSum& sum = few.sums[i];
     const FewRowTerm& term = sum.terms[0];
     if (sum.term_count != 1 || term.a != input.a || term.depth != input.depth)
       throw std::invalid_argument("batch_row_sums: sums of several terms, or of other rows");
     const bool is_gated = sum.up != nullptr;
     if (maps + (is_gated ? 2 : 1) > kMostFewRowSums + 1)
       throw std::invalid_argument("batch_row_sums: too many matrices");
-    p.sums[i] = {tiles,
-                 sum.columns,
-                 maps,
-                 sum.scale,
-                 static_cast<bf16*>(sum.y),
-                 static_cast<const bf16*>(sum.start),
-                 sum.y_stride,
-                 sum.start_stride,
-                 is_gated,
-                 is_on_8_bytes(sum.y, sum.y_stride) && is_on_8_bytes(sum.start, sum.start_stride)};
+    p.map_of[i] = maps;
+    p.is_wide[i] =
+        is_on_8_bytes(sum.y, sum.y_stride) && is_on_8_bytes(sum.start, sum.start_stride);
     for (const void* matrix : {term.b, sum.up}) {
       if (matrix != nullptr)
-        p.maps[maps++] =
-            tensor_map(matrix, sum.columns, term.depth, term.b_stride,
-                       groups * kGroupColumns / (is_gated ? 2 : 1));
+        p.maps[maps++] = tensor_map(matrix, sum.columns, term.depth, term.b_stride,
+                                    groups * kGroupColumns / (is_gated ? 2 : 1));
     }
+    few.first_block[i] = tiles;
     tiles += tiles_of({sum}, groups);
   }
-  p.split = split > 0 ? split : split_of(tiles, (p.depth + kDepth - 1) / kDepth);
+  few.first_block[few.count] = tiles;
+  const int kept_rows = rows <= 32 ? 32 : 64;
   p.rows_map = tensor_map(input.a, rows, input.depth, input.a_stride, kept_rows);
-  if (kept_rows == 32) {
-    if (groups == 1) launch<32, 1>(p, tiles, stream);
-    if (groups == 2) launch<32, 2>(p, tiles, stream);
-    if (groups == 3) launch<32, 3>(p, tiles, stream);
-  } else {
-    if (groups == 1) launch<64, 1>(p, tiles, stream);
-    if (groups == 2) launch<64, 2>(p, tiles, stream);
-    if (groups == 3) launch<64, 3>(p, tiles, stream);
-  }
+  p.split = split > 0 ? split : cut.split;
+  if (is_changed) few.counters = few_row::next_counters();
+  is_changed ? launch<true>(p, groups, stream) : launch<false>(p, groups, stream);
   check_launch("batch_row_sums");
 }
 

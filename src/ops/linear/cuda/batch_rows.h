@@ -19,6 +19,7 @@ bool batch_rows_available();
 /// tile, 1 to 3 (gated: 2 or 3); 0: as the shape wants it.
 /// A row's bits depend on neither the number of rows nor the other rows.
 void batch_row_sums(int rows, const std::vector<FewRowSum>& sums, cudaStream_t stream,
-                    const FewRowNorm& norm = {}, int split = 0, int groups = 0);
+                    const FewRowNorm& norm = {}, const FewRowSlots& slots = {}, int split = 0,
+                    int groups = 0);
 
 }  // namespace heddle::ops::cuda

@@ -2,6 +2,8 @@
 // the CTAs that make the lows (few_rows.cu says how the launch goes).
 #pragma once
 
+#include <stdexcept>
+
 #include "ops/cuda/dependent_launch.cuh"
 #include "ops/cuda/reduce.cuh"
 #include "ops/linear/cuda/few_row_parts.cuh"
@@ -21,11 +23,40 @@ struct Arguments {
   const void* x;
   int64_t x_stride;
   int depth, low_blocks;
+  int makers;  ///< batch_rows: CTAs that make lows.
   int resident;                     ///< CTAs that the device holds at a time.
   int low_change[kMostFewRowSums];  ///< Twice the sum's number; one more: its up_change.
   int first_low[kMostFewRowSums], low_count;
-  u32* counters;  ///< [2]: CTAs that are done with the lows, and those that have seen it.
+  u32* counters;  ///< [2]: lows that are done, and CTAs that have seen all of them.
+
+  /// Numbers the tiles of the sums' changes; returns how many there are of each run of rows.
+  int add_lows() {
+    int tiles = 0;
+    for (int i = 0; i < 2 * count; ++i) {
+      const FewRowChange& change = i % 2 == 0 ? sums[i / 2].change : sums[i / 2].up_change;
+      const int rank = slots.runs != nullptr && change.slots != nullptr ? slots.rank : change.rank;
+      if (rank == 0) continue;
+      if (low_count == kMostFewRowSums)
+        throw std::invalid_argument("few_row_sums: too many changes");
+      low_change[low_count] = i;
+      first_low[low_count++] = tiles;
+      tiles += (rank + kColumns - 1) / kColumns;
+    }
+    return tiles;
+  }
 };
+
+/// Counters, zeros, that no launch under way has: each launch leaves its own as zeros, and a recorded
+/// one has the same in every replay.
+u32* next_counters();
+
+/// By one thread of each of `ctas`, after it has seen the lows: the last one leaves the counters as
+/// they were.
+__device__ __forceinline__ void leave_lows(const Arguments& p, u32 ctas) {
+  if (atomicAdd(p.counters + 1, 1U) + 1 != ctas) return;
+  p.counters[0] = 0;
+  p.counters[1] = 0;
+}
 
 /// Rows that have the same change.
 struct RunOfChange {
@@ -98,19 +129,36 @@ __device__ __forceinline__ u32 load_acquired(const u32* address) {
   return v;
 }
 
-/// A CTA's 16 columns of a change's low for one run of rows.
-template <int kTiles, int kWarps, class S>
-__device__ __forceinline__ void make_low(const Arguments& p, S& shared) {
-  const int runs = p.slots.runs != nullptr ? p.slots.count : kTiles,
-            tile = static_cast<int>(blockIdx.x) / runs;
+/// Every warp for itself, until all lows are there.
+__device__ __forceinline__ void wait_for_lows(const Arguments& p) {
+  if (threadIdx.x % 32 == 0) {
+    while (load_acquired(p.counters) < static_cast<u32>(p.low_blocks)) {
+    }
+  }
+  __syncwarp();
+}
+
+/// Sums of the warps that make a low.
+template <int kWarps>
+struct LowShared {
+  float sums[kWarps][1][8][kColumns];
+  float squares[kWarps][1][8];
+};
+
+/// 16 columns of a change's low for one run of rows, number `block` of all, by kWarps warps, of
+/// which `sync` is a barrier. Of S sums and squares of the warps, as in LowShared.
+template <int kTiles, int kWarps, int kAhead, class S, class Sync>
+__device__ __forceinline__ void make_low(const Arguments& p, S& shared, int block, int thread,
+                                         const Sync& sync) {
+  const int runs = p.slots.runs != nullptr ? p.slots.count : kTiles, tile = block / runs;
   int which = 0;
   while (which + 1 < p.low_count && tile >= p.first_low[which + 1]) ++which;
   const FewRowSum& sum = p.sums[p.low_change[which] / 2];
   const FewRowChange& change = p.low_change[which] % 2 == 1 ? sum.up_change : sum.change;
-  const RunOfChange run = run_of(p, change, 0, static_cast<int>(blockIdx.x) % runs);
+  const RunOfChange run = run_of(p, change, 0, block % runs);
   const int first = (tile - p.first_low[which]) * kColumns;
   if (run.rows > 0 && first < run.rank) {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, line = lane / 4,
+    const int warp = thread / 32, lane = thread % 32, line = lane / 4,
               place = lane % 4 * 8;
     const bool has_low = first + line < run.rank, has_high = first + line + 8 < run.rank;
     const bf16* const from = run.a + (first + line) * run.a_stride + place;
@@ -126,6 +174,10 @@ __device__ __forceinline__ void make_low(const Arguments& p, S& shared) {
       }
     };
     fetch(warp * kDepth);
+    // The rest too is asked for before others' matrices are.
+    if (thread == 0 && run.a_stride == p.depth)
+      bring_near(run.a + first * run.a_stride,
+                 static_cast<u32>(min(kColumns, run.rank - first) * p.depth * 2));
     wait_for_previous();
     float total[1][4] = {}, square[1] = {};
     for (int base = warp * kDepth; base < p.depth; base += kWarps * kDepth * kAhead) {
@@ -149,9 +201,8 @@ __device__ __forceinline__ void make_low(const Arguments& p, S& shared) {
     put(sums, total);
     const float of_row = lane_sum<4>(square[0]);
     if (lane % 4 == 0) shared.squares[warp][0][line] = of_row;
-    __syncthreads();
-    const int row = static_cast<int>(threadIdx.x) / kColumns,
-              column = static_cast<int>(threadIdx.x) % kColumns;
+    sync();
+    const int row = thread / kColumns, column = thread % kColumns;
     if (row < run.rows) {
       float y = 0, squares = 0;
 #pragma unroll
@@ -163,9 +214,9 @@ __device__ __forceinline__ void make_low(const Arguments& p, S& shared) {
       static_cast<bf16*>(change.low)[(run.first + row) * change.low_stride + first + column] =
           __float2bfloat16_rn(y * run.scale);
     }
-    __syncthreads();
+    sync();
   }
-  if (threadIdx.x == 0)
+  if (thread == 0)
     asm volatile("fence.acq_rel.gpu;\nred.release.gpu.global.add.u32 [%0], 1;" ::"l"(p.counters)
                  : "memory");
 }

@@ -104,4 +104,18 @@ __device__ __forceinline__ SlotFactors load_factors(const SlotFactors* slots, in
           static_cast<int32_t>(rest), __uint_as_float(static_cast<u32>(rest >> 32))};
 }
 
+/// 4 elements of a row of `rank` from `at` on, those beyond it as zeros.
+__device__ __forceinline__ uint2 load_factor4(const bf16* row, int at, int rank, bool is_valid) {
+  uint2 v = make_uint2(0, 0);
+  if (!is_valid) return v;
+  if (rank % 4 == 0) {
+    if (at < rank) v = *reinterpret_cast<const uint2*>(row + at);
+    return v;
+  }
+  const auto element = [&](int i) {
+    return i < rank ? static_cast<u32>(__bfloat16_as_ushort(row[i])) : 0u;
+  };
+  return make_uint2(element(at) | element(at + 1) << 16, element(at + 2) | element(at + 3) << 16);
+}
+
 }  // namespace heddle::ops::cuda

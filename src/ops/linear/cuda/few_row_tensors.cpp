@@ -117,16 +117,14 @@ bool are_batch_rows(const std::vector<Products>& sums) {
 /// Whether the layers are one launch.
 bool fit_one_launch(const FewRowLayers& call) {
   std::vector<Products> sums;
-  bool is_changed = call.slots.has_value();
   for (const FewRowLayers::Layer& layer : call.layers) {
     sums.push_back({{call.x, layer.weight}});
     if (!has_change(layer)) continue;
-    is_changed = true;
     if (!cuda::has_rows_of_16_bytes(layer.a) || !cuda::has_rows_of_16_bytes(layer.b) ||
         layer.a.size(0) % 8 != 0)
       return false;
   }
-  return (are_few_rows(sums) || (!is_changed && are_batch_rows(sums))) && (!call.residual.defined() || call.residual.stride(1) == 1) &&
+  return (are_few_rows(sums) || are_batch_rows(sums)) && (!call.residual.defined() || call.residual.stride(1) == 1) &&
          (!call.is_gated || sums[0][0].b.strides() == sums[1][0].b.strides());
 }
 
@@ -237,7 +235,7 @@ Tensors few_row_layers(const KernelTable& kernels, const FewRowLayers& call) {
   }
   const int rows = static_cast<int>(call.x.size(0));
   rows <= cuda::kMostFewRows ? cuda::few_row_sums(rows, work, on.stream(), norm, slots)
-                             : cuda::batch_row_sums(rows, work, on.stream(), norm);
+                             : cuda::batch_row_sums(rows, work, on.stream(), norm, slots);
   return results;
 }
 

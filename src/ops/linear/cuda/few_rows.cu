@@ -54,7 +54,9 @@ __global__ void __launch_bounds__(kWarps * 32, kWarps > 8 ? 1 : 4 - kTiles)
   let_next_begin();
   int block = static_cast<int>(blockIdx.x);
   if constexpr (kIsChanged) {
-    if (block < p.low_blocks) return make_low<kTiles, kWarps>(p, shared);
+    if (block < p.low_blocks)
+      return make_low<kTiles, kWarps, kAhead>(p, shared, block, threadIdx.x,
+                                              [] { __syncthreads(); });
     block -= p.low_blocks;
   }
   int which = 0;
@@ -176,13 +178,7 @@ __global__ void __launch_bounds__(kWarps * 32, kWarps > 8 ? 1 : 4 - kTiles)
         columns[1] = has_high ? load_factor(run, high_column, at) : Vector{};
       };
       if (!is_idle) fetch_factor(place);
-      if (job == warp) {
-        if (lane == 0) {
-          while (load_acquired(p.counters) < static_cast<u32>(p.low_blocks)) {
-          }
-        }
-        __syncwarp();
-      }
+      if (job == warp) wait_for_lows(p);
       if (is_idle) continue;
       float output[1][4] = {};
       for (int at = place; at - place < run.rank; at += kDepth) {
@@ -202,12 +198,7 @@ __global__ void __launch_bounds__(kWarps * 32, kWarps > 8 ? 1 : 4 - kTiles)
   }
   __syncthreads();
   if constexpr (kIsChanged) {
-    // The last CTA that has seen the lows leaves the counters as they were.
-    if (threadIdx.x == 0 &&
-        atomicAdd(p.counters + 1, 1U) + 1 == gridDim.x - static_cast<u32>(p.low_blocks)) {
-      p.counters[0] = 0;
-      p.counters[1] = 0;
-    }
+    if (threadIdx.x == 0) leave_lows(p, gridDim.x - static_cast<u32>(p.low_blocks));
   }
   const auto rstd = [&](int row) {
     if (!is_normed) return 1.f;
@@ -264,10 +255,18 @@ void launch(Arguments& p, int blocks, cudaStream_t stream) {
   launch_dependent(sums_kernel<kTiles, kWarps, kIsChanged>, grid, dim3(kWarps * 32), 0, stream, p);
 }
 
-/// A pair of counters, zeros, that no launch under way has: each launch leaves its own as zeros,
-/// and a recorded one has the same in every replay. A recording has a hundred; two that run at
-/// once, on streams of their own, share none unless a process has recorded more than there are.
-u32* next_counters() {
+/// A launch of few CTAs needs more warps in each to keep the memory busy.
+template <int kTiles, bool kIsChanged>
+void launch(Arguments& p, int blocks, cudaStream_t stream) {
+  blocks <= kFewBlocks ? launch<kTiles, 16, kIsChanged>(p, blocks, stream)
+                       : launch<kTiles, 8, kIsChanged>(p, blocks, stream);
+}
+
+}  // namespace
+
+// A recording has a hundred pairs; two that run at once, on streams of their own, share none unless a
+// process has recorded more than there are.
+u32* few_row::next_counters() {
   constexpr int kMostDevices = 64;
   constexpr unsigned kPairs = 1 << 16;
   static std::mutex mutex;
@@ -285,15 +284,6 @@ u32* next_counters() {
   return all[device] + 2 * (next++ % kPairs);
 }
 
-/// A launch of few CTAs needs more warps in each to keep the memory busy.
-template <int kTiles, bool kIsChanged>
-void launch(Arguments& p, int blocks, cudaStream_t stream) {
-  blocks <= kFewBlocks ? launch<kTiles, 16, kIsChanged>(p, blocks, stream)
-                       : launch<kTiles, 8, kIsChanged>(p, blocks, stream);
-}
-
-}  // namespace
-
 void few_row_sums(int rows, const std::vector<FewRowSum>& sums, cudaStream_t stream,
                   const FewRowNorm& norm, const FewRowSlots& slots) {
   if (rows < 1 || sums.empty() || sums.size() > kMostFewRowSums)
@@ -308,26 +298,16 @@ void few_row_sums(int rows, const std::vector<FewRowSum>& sums, cudaStream_t str
   p.x_stride = input.a_stride;
   p.depth = input.depth;
   const int kept_tiles = rows <= 8 ? 1 : 2, runs = slots.runs != nullptr ? slots.count : kept_tiles;
-  int blocks = 0, deepest = 0, low_tiles = 0;
-  const auto add_low = [&](int place, const FewRowChange& change) {
-    const int rank = slots.runs != nullptr && change.slots != nullptr ? slots.rank : change.rank;
-    if (rank == 0) return;
-    if (p.low_count == kMostFewRowSums)
-      throw std::invalid_argument("few_row_sums: too many changes");
-    p.low_change[p.low_count] = place;
-    p.first_low[p.low_count++] = low_tiles;
-    low_tiles += (rank + kColumns - 1) / kColumns;
-  };
+  int blocks = 0, deepest = 0;
   for (int i = 0; i < p.count; ++i) {
     const FewRowSum& sum = p.sums[i] = sums[static_cast<std::size_t>(i)];
     p.first_block[i] = blocks;
     const int columns = sum.up != nullptr ? 8 : kColumns;
     blocks += (sum.columns + columns - 1) / columns;
-    add_low(2 * i, sum.change);
-    add_low(2 * i + 1, sum.up_change);
     for (int t = 0; t < sum.term_count; ++t) deepest = std::max(deepest, sum.terms[t].depth);
   }
   p.first_block[p.count] = blocks;
+  const int low_tiles = p.add_lows();
   const bool is_changed = low_tiles > 0;
   if (rows > kMostFewRows && is_changed)
     throw std::invalid_argument("few_row_sums: too many rows for changes");
