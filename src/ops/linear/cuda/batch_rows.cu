@@ -5,7 +5,7 @@
 // A CTA takes 64 columns of one sum a multiplying warpgroup, as the 64 rows of wgmma.m64nNk16, with
 // the rows of a as its N columns. The CTAs of a cluster share the depth; each then adds up the sums
 // of all of them for its part of the rows, in the order of the CTAs, and does what follows the
-// products. SwiGLU: the first warpgroup has columns of gate, the second the same ones of up.
+// products. SwiGLU: the first half of a tile are columns of gate, the second the same ones of up.
 //
 // Four more warps apply the norm's weight to the rows in shared memory and add up the rows' squares,
 // which give the factor of the finished sums. One warp asks for matrices and rows. With low-rank
@@ -22,50 +22,14 @@
 #include <stdexcept>
 #include <string>
 
-#include "ops/cuda/cta_pair.cuh"
-#include "ops/cuda/dependent_launch.cuh"
-#include "ops/cuda/mma.cuh"
 #include "ops/cuda/reduce.cuh"
 #include "ops/cuda/tensor_map.h"
-#include "ops/linear/cuda/batch_row_changes.cuh"
-#include "ops/linear/cuda/few_row_parts.cuh"
+#include "ops/linear/cuda/batch_row_parts.cuh"
 
 namespace heddle::ops::cuda {
 namespace {
 
-constexpr int kDepth = 64, kScalers = 4, kMostSplit = 8, kGroupColumns = 64;
-constexpr u32 kMatrixBytes = kGroupColumns * kDepth * 2;
-
-/// kRows: of a, rounded up; kGroups: multiplying warpgroups.
-template <int kRows, int kGroups, bool kIsChanged>
-struct Layout {
-  static constexpr int kLoader = kGroups * 4 + kScalers;  ///< The warp that asks for bytes.
-  static constexpr int kWriters = kLoader * 32;           ///< Threads that write the sums out.
-  static constexpr int kThreads = kWriters + 32 + (kIsChanged ? few_row::kChangers * 32 : 0);
-  static constexpr int kColumns = kGroups * kGroupColumns;
-  static constexpr int kPitch = kColumns + 4;  ///< Floats of a row of the sums on the way out.
-  static constexpr u32 kRowBytes = kRows * kDepth * 2;
-  static constexpr u32 kStageBytes = kGroups * kMatrixBytes + kRowBytes;
-  static constexpr u32 kChangeBytes =
-      kIsChanged ? kRows * kPitch * 4 + sizeof(few_row::ChangeJobs) : 0;
-  /// CTAs of a multiprocessor.
-  static constexpr int kResident = kGroups > 2 || kIsChanged ? 1 : 2;
-  static constexpr int kStages = (200 * 1024 / kResident - kChangeBytes) / kStageBytes;
-  static constexpr u32 kBarriers = kStages * kStageBytes;
-  static constexpr u32 kSquares = (kBarriers + 3 * kStages * 8 + 15) / 16 * 16;
-  static constexpr u32 kFactors = kSquares + 2 * kRows * 4;
-  static constexpr u32 kChanges = kFactors + kRows * 4;
-  static constexpr u32 kBytes = kChanges + kChangeBytes;
-  static_assert(kRows * kPitch * 4 <= kBarriers);
-};
-
-struct Arguments {
-  CUtensorMap rows_map, maps[kMostFewRowSums + 1];
-  few_row::Arguments few;  ///< first_block: tiles.
-  int map_of[kMostFewRowSums];
-  bool is_wide[kMostFewRowSums];  ///< Four elements of y and start are 8 bytes of memory.
-  int split;                      ///< CTAs of a cluster, which share the depth of a tile.
-};
+using namespace batch_row;
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
@@ -88,173 +52,6 @@ __device__ __forceinline__ float load_of(u32 address, int rank) {
       : "r"(address), "r"(rank)
       : "memory");
   return v;
-}
-
-/// What a CTA works on: blocks [begin, begin + steps) of the depth.
-struct Work {
-  const Arguments& p;
-  const few_row::Arguments& few;
-  const FewRowSum& sum;
-  int which, first, begin, steps, rank;
-
-  __device__ __forceinline__ bool is_gated() const { return sum.up != nullptr; }
-};
-
-/// The ring and its barriers, by block of the CTA's work.
-template <int kRows, int kGroups, bool kIsChanged>
-struct Ring {
-  using L = Layout<kRows, kGroups, kIsChanged>;
-  u32 base;
-
-  static __device__ __forceinline__ int stage(int i) { return i % L::kStages; }
-  static __device__ __forceinline__ int phase(int i) { return i / L::kStages & 1; }
-  __device__ __forceinline__ u32 matrix(int i) const { return base + stage(i) * L::kStageBytes; }
-  __device__ __forceinline__ u32 rows(int i) const { return matrix(i) + kGroups * kMatrixBytes; }
-  __device__ __forceinline__ u32 full(int i) const { return base + L::kBarriers + stage(i) * 8; }
-  __device__ __forceinline__ u32 scaled(int i) const { return full(i) + L::kStages * 8; }
-  __device__ __forceinline__ u32 empty(int i) const { return full(i) + 2 * L::kStages * 8; }
-  __device__ __forceinline__ void init() const {
-    for (int s = 0; s < L::kStages; ++s) {
-      mbar_init(full(s), 1);
-      mbar_init(scaled(s), 2);
-      mbar_init(empty(s), kGroups * 4);
-    }
-    fence_cluster_barriers();
-  }
-};
-
-/// One thread asks for all bytes.
-template <int kRows, int kGroups, bool kIsChanged>
-__device__ __forceinline__ void load(const Work& work, const Ring<kRows, kGroups, kIsChanged>& ring) {
-  using L = Layout<kRows, kGroups, kIsChanged>;
-  const auto load_matrix = [&](int i) {
-    const int depth = (work.begin + i) * kDepth;
-    mbar_expect(ring.full(i), L::kStageBytes);
-    bulk_load_box(ring.matrix(i), &work.p.maps[work.p.map_of[work.which]], depth, work.first, ring.full(i));
-    if (work.is_gated())
-      bulk_load_box(ring.matrix(i) + kGroups * kMatrixBytes / 2, &work.p.maps[work.p.map_of[work.which] + 1],
-                    depth, work.first, ring.full(i));
-  };
-  const auto load_rows = [&](int i) {
-    bulk_load_box(ring.rows(i), &work.p.rows_map, (work.begin + i) * kDepth, 0, ring.full(i));
-  };
-  const int early = min(work.steps, L::kStages);
-  for (int i = 0; i < early; ++i) load_matrix(i);
-  wait_for_previous();
-  for (int i = 0; i < early; ++i) load_rows(i);
-  for (int i = early; i < work.steps; ++i) {
-    mbar_wait(ring.empty(i), ring.phase(i) ^ 1);
-    load_matrix(i);
-    load_rows(i);
-  }
-}
-
-/// The norm's weights of a lane's 8 places of a block, on their way a block ahead: a load from memory
-/// takes longer than the rest of a block.
-struct NormWeights {
-  uint4 bits[2];
-
-  __device__ __forceinline__ void fetch(const Work& work, int i, int place) {
-    const FewRowNorm& norm = work.few.norm;
-    const int column = (work.begin + i) * kDepth + place;
-    bits[0] = bits[1] = {0, 0, 0, 0};
-    if (i >= work.steps || column >= work.few.depth) return;
-    const bool is_half = norm.weight_type == Element::kBFloat16;
-    const uint4* const from = reinterpret_cast<const uint4*>(
-        static_cast<const unsigned char*>(norm.weight) + column * (is_half ? 2 : 4));
-    bits[0] = __ldg(from);
-    if (!is_half) bits[1] = __ldg(from + 1);
-  }
-  /// Offset and weights.
-  __device__ __forceinline__ void read(const FewRowNorm& norm, float (&x)[8]) const {
-    if (norm.weight_type == Element::kBFloat16) {
-      unpack(FewRowVector{{bits[0].x, bits[0].y, bits[0].z, bits[0].w}}, x);
-    } else {
-      const u32 words[8] = {bits[0].x, bits[0].y, bits[0].z, bits[0].w,
-                            bits[1].x, bits[1].y, bits[1].z, bits[1].w};
-#pragma unroll
-      for (int e = 0; e < 8; ++e) x[e] = __uint_as_float(words[e]);
-    }
-#pragma unroll
-    for (int e = 0; e < 8; ++e) x[e] += norm.offset;
-  }
-};
-
-/// A warp's half of the rows of every second block, times the norm's weight. A lane has 8 elements of
-/// every fourth of these rows.
-template <int kRows, int kGroups, bool kIsChanged>
-__device__ __forceinline__ void scale(const Work& work, const Ring<kRows, kGroups, kIsChanged>& ring,
-                                      float* squares) {
-  constexpr int kOwn = kRows / 2, kVectors = kOwn / 4;
-  const FewRowNorm& norm = work.few.norm;
-  const int scaler = static_cast<int>(threadIdx.x) / 32 - kGroups * 4, lane = threadIdx.x % 32,
-            place = lane % 8 * 8, line = scaler % 2 * kOwn + lane / 8;
-  float square[kVectors] = {};
-  NormWeights next;
-  next.fetch(work, scaler / 2, place);
-  for (int i = scaler / 2; i < work.steps; i += 2) {
-    float weight[8];
-    next.read(norm, weight);
-    next.fetch(work, i + 2, place);
-    mbar_wait(ring.full(i), ring.phase(i));
-#pragma unroll
-    for (int j = 0; j < kVectors; ++j) {
-      const u32 at = tile_address(ring.rows(i), kRows, line + j * 4, place);
-      const uint4 bits = ld_shared16(at);
-      FewRowVector v{{bits.x, bits.y, bits.z, bits.w}};
-      float x[8];
-      unpack(v, x);
-#pragma unroll
-      for (int e = 0; e < 8; ++e) square[j] += x[e] * x[e], x[e] *= weight[e];
-      v = pack<bf16>(x);
-      asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(v.words[0]),
-                   "r"(v.words[1]), "r"(v.words[2]), "r"(v.words[3])
-                   : "memory");
-    }
-    fence_async_proxy();
-    __syncwarp();
-    if (lane == 0) mbar_arrive(ring.scaled(i));
-  }
-#pragma unroll
-  for (int j = 0; j < kVectors; ++j) {
-    float sum = square[j];
-#pragma unroll
-    for (int step = 1; step < 8; step *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
-    if (lane % 8 == 0) squares[scaler / 2 * kRows + line + j * 4] = sum;
-  }
-}
-
-/// The products of the CTA's blocks of the depth, to `sums` [kRows, kPitch].
-template <int kRows, int kGroups, bool kIsChanged>
-__device__ __forceinline__ void multiply(const Work& work, const Ring<kRows, kGroups, kIsChanged>& ring,
-                                         float* sums) {
-  using L = Layout<kRows, kGroups, kIsChanged>;
-  const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-  const bool is_normed = work.few.norm.weight != nullptr;
-  float acc[kRows / 8][4];
-  for (int i = 0; i < work.steps; ++i) {
-    mbar_wait(ring.full(i), ring.phase(i));
-    if (is_normed) mbar_wait(ring.scaled(i), ring.phase(i));
-    const u64 a = make_descriptor(ring.matrix(i) + group * kMatrixBytes),
-              b = make_descriptor(ring.rows(i));
-    MmaHopper::fence();
-#pragma unroll
-    for (int k = 0; k < kDepth / 16; ++k)
-      wgmma_ss<0, 0>(acc, a + ((k * 32) >> 4), b + ((k * 32) >> 4), i > 0 || k > 0);
-    MmaHopper::commit();
-    MmaHopper::wait<1>();
-    if (i > 0 && lane == 0) mbar_arrive(ring.empty(i - 1));
-  }
-  MmaHopper::wait<0>();
-  pin(acc);
-  named_sync(1, kGroups * 128);  // all have read the ring, in whose place the sums lie
-#pragma unroll
-  for (int n = 0; n < kRows / 8; ++n) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-      sums[(n * 8 + lane % 4 * 2 + i % 2) * L::kPitch + group * kGroupColumns + warp * 16 +
-           lane / 4 + i / 2 * 8] = acc[n][i];
-  }
 }
 
 /// 4 elements, of which `valid` are there.
