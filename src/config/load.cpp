@@ -14,6 +14,7 @@
 #include "config/config.h"
 #include "config/field.h"
 #include "config/objective.h"
+#include "config/yaml_text.h"
 
 namespace heddle::config {
 namespace {
@@ -66,6 +67,7 @@ YAML::Node override_value(const std::string& text) {
   const bool has_comment =
       sign != std::string_view::npos && (sign == 0 || std::isspace(trimmed[sign - 1]) != 0);
   if (is_plain && has_comment) return YAML::Node(std::string(trimmed));
+  require_yaml_text(text);
   const YAML::Node value = YAML::Load(text);
   // The text ends where the value does, unless a comment follows.
   const bool is_closed = is_plain || trimmed.empty() || trimmed.back() == ']' ||
@@ -85,6 +87,7 @@ class Reader {
     given_.clear();
     std::vector<YAML::Node> documents;
     try {
+      require_yaml_text(yaml);
       documents = YAML::LoadAll(std::string(yaml));
     } catch (const YAML::Exception& e) {
       throw_error<ConfigError>("{}: not valid YAML: {}", source_.at(e.mark), e.msg);

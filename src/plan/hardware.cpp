@@ -9,6 +9,7 @@
 #include "base/errors.h"
 #include "base/files.h"
 #include "base/text.h"
+#include "config/yaml_text.h"
 
 namespace heddle::plan {
 namespace {
@@ -115,7 +116,9 @@ void set(Hardware& hardware, const std::string& where, const std::string& key,
 Hardware read(const std::string& file) {
   YAML::Node root;
   try {
-    root = YAML::Load(files::read(file, files::kYamlLimit));
+    const std::string text = files::read(file, files::kYamlLimit);
+    config::require_yaml_text(text);
+    root = YAML::Load(text);
   } catch (const YAML::Exception& error) {
     throw_error<ConfigError>("{}:{}: not valid YAML: {}", file, error.mark.line + 1, error.msg);
   }

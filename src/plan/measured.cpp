@@ -7,6 +7,7 @@
 #include "base/errors.h"
 #include "base/files.h"
 #include "config/config.h"
+#include "config/yaml_text.h"
 #include "models/registry.h"
 #include "plan/layout_report.h"
 
@@ -70,7 +71,9 @@ std::vector<Comparison> compare_with_measured(const std::string& file,
                                               const std::string& hardware) {
   YAML::Node root;
   try {
-    root = YAML::Load(files::read(file, files::kYamlLimit));
+    const std::string text = files::read(file, files::kYamlLimit);
+    config::require_yaml_text(text);
+    root = YAML::Load(text);
   } catch (const YAML::Exception& error) {
     throw_error<ConfigError>("{}:{}: not valid YAML: {}", file, error.mark.line + 1, error.msg);
   }
