@@ -85,6 +85,10 @@ void Connection::give_up() {
   if (world_) world_->device_watch().give_up(fmt::format("group {} was given up", name_));
 }
 
+void Connection::check() const {
+  if (world_) world_->device_watch().check();
+}
+
 Pending Connection::launch(const char* operation, std::vector<at::Tensor> tensors,
                            const Start& start) {
   check(operation, tensors);

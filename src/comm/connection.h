@@ -49,6 +49,8 @@ class Connection {
   Pending receive(const at::Tensor& tensor, std::int64_t from, int tag);
   /// Does what Group::give_up says.
   void give_up();
+  /// Does what Group::check says.
+  void check() const;
 
  private:
   using Clock = std::chrono::steady_clock;

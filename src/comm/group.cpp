@@ -37,6 +37,7 @@ const std::string& Group::name() const { return connection_->name(); }
 std::int64_t Group::rank() const { return connection_->rank(); }
 std::int64_t Group::size() const { return connection_->size(); }
 void Group::give_up() const { connection_->give_up(); }
+void Group::check() const { connection_->check(); }
 const std::vector<std::int64_t>& Group::ranks() const { return connection_->ranks(); }
 
 namespace {

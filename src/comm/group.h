@@ -51,6 +51,8 @@ class Group {
   /// Their numbers in the world; empty for a group of one.
   const std::vector<std::int64_t>& ranks() const;
 
+  /// Throws CommError if a collective of a device has been given up.
+  void check() const;
   /// Sum over the group, in place.
   void all_reduce_sum(at::Tensor& tensor) const;
   void all_reduce_max(at::Tensor& tensor) const;

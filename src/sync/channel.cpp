@@ -9,8 +9,12 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
+#include <chrono>
+#include <deque>
 #include <future>
+#include <memory>
 #include <optional>
+#include <thread>
 #include <utility>
 
 #include "base/errors.h"
@@ -18,6 +22,9 @@
 
 namespace heddle::sync {
 namespace {
+
+constexpr std::size_t kUnderWay = 8;  ///< Broadcasts of a device that are queued at a time.
+constexpr std::chrono::microseconds kPoll{20};
 
 c10::Stream current_stream(c10::Device device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
@@ -58,6 +65,7 @@ class GroupChannel final : public Channel {
   comm::Pending on_a_stream(const at::Tensor& words, std::int64_t root) {
     const c10::Device device = words.device();
     const c10::impl::VirtualGuardImpl streams(device.type());
+    wait_for_all_but(kUnderWay - 1);
     if (!stream_) stream_ = streams.getStreamFromGlobalPool(device, /*isHighPriority=*/true);
     c10::Event written(device.type());
     written.record(streams.getStream(device));
@@ -69,11 +77,24 @@ class GroupChannel final : public Channel {
     }
     auto done = std::make_shared<c10::Event>(device.type());
     done->record(*stream_);
+    under_way_.push_back(done);
     return comm::Pending([done, words] { done->block(current_stream(words.device())); });
+  }
+
+  /// The host does not run further ahead: a device takes so many launches, and one more keeps its
+  /// caller waiting, and with it the thread that would see that a rank is gone.
+  void wait_for_all_but(std::size_t most) {
+    for (; under_way_.size() > most; under_way_.pop_front()) {
+      while (!under_way_.front()->query()) {
+        group_.check();
+        std::this_thread::sleep_for(kPoll);
+      }
+    }
   }
 
   comm::Group group_;
   std::shared_future<void> last_;      ///< For words of the host.
+  std::deque<std::shared_ptr<c10::Event>> under_way_;
   std::optional<c10::Stream> stream_;  ///< For words of a CUDA device.
 };
 

@@ -26,7 +26,9 @@ struct Layout {
       kIsChanged ? kRows * kPitch * 4 + sizeof(few_row::ChangeJobs) : 0;
   /// CTAs of a multiprocessor.
   static constexpr int kResident = kGroups > 2 || kIsChanged ? 1 : 2;
-  static constexpr int kStages = (200 * 1024 / kResident - kChangeBytes) / kStageBytes;
+  /// An even number: a scaling warp has every second block, and so must see each use of its stages,
+  /// as a barrier tells only one use from the next.
+  static constexpr int kStages = (200 * 1024 / kResident - kChangeBytes) / kStageBytes / 2 * 2;
   static constexpr u32 kBarriers = kStages * kStageBytes;
   static constexpr u32 kSquares = (kBarriers + 3 * kStages * 8 + 15) / 16 * 16;
   static constexpr u32 kFactors = kSquares + 2 * kRows * 4;
