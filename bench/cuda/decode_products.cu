@@ -240,7 +240,8 @@ int main(int argc, char** argv) {
     std::printf("| projections | rows | floor | cuBLAS | few_rows | batch_rows | error |\n");
     std::printf("|---|---|---|---|---|---|---|\n");
     cublasHandle_t library;
-    if (cublasCreate(&library) != CUBLAS_STATUS_SUCCESS) throw std::runtime_error("cublasCreate fails");
+    if (cublasCreate(&library) != CUBLAS_STATUS_SUCCESS)
+      throw std::runtime_error("cublasCreate fails");
     void* workspace;
     check(cudaMalloc(&workspace, 64 << 20));
     cublasSetWorkspace(library, workspace, 64 << 20);
@@ -257,8 +258,8 @@ int main(int argc, char** argv) {
           int64_t at = 0;
           for (std::size_t i = 0; i < shape.columns.size(); ++i) {
             const float one = 1, beta = shape.has_residual ? 1 : 0;
-            cublasGemmEx(library, CUBLAS_OP_T, CUBLAS_OP_N, shape.columns[i], rows, shape.depth, &one,
-                         data.matrix(copy, i), CUDA_R_16BF, shape.depth, data.x, CUDA_R_16BF,
+            cublasGemmEx(library, CUBLAS_OP_T, CUBLAS_OP_N, shape.columns[i], rows, shape.depth,
+                         &one, data.matrix(copy, i), CUDA_R_16BF, shape.depth, data.x, CUDA_R_16BF,
                          shape.depth, &beta, data.y + at, CUDA_R_16BF, shape.columns[i],
                          CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
             at += int64_t{kMostRows} * shape.columns[i];

@@ -38,12 +38,10 @@ void require_yaml_text(std::string_view text) {
     const std::string_view rest =
         text.substr(at + 1, std::min(length == 0 ? 0 : length - 1, text.size() - at - 1));
     const bool is_whole =
-        length > 0 && rest.size() == length - 1 && std::ranges::all_of(rest, [](unsigned char part) {
-          return (part & 0xc0U) == 0x80;
-        });
+        length > 0 && rest.size() == length - 1 &&
+        std::ranges::all_of(rest, [](unsigned char part) { return (part & 0xc0U) == 0x80; });
     if (!is_whole) fail(text.substr(0, at), fmt::format("byte {:#04x} is not UTF-8 text", c));
-    if (is_forbidden(c))
-      fail(text.substr(0, at), fmt::format("a control character, {:#04x}", c));
+    if (is_forbidden(c)) fail(text.substr(0, at), fmt::format("a control character, {:#04x}", c));
     at += length;
   }
 }

@@ -93,7 +93,7 @@ class GroupChannel final : public Channel {
   }
 
   comm::Group group_;
-  std::shared_future<void> last_;      ///< For words of the host.
+  std::shared_future<void> last_;  ///< For words of the host.
   std::deque<std::shared_ptr<c10::Event>> under_way_;
   std::optional<c10::Stream> stream_;  ///< For words of a CUDA device.
 };

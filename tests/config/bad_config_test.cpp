@@ -176,7 +176,8 @@ INSTANTIATE_TEST_SUITE_P(
                   {},
                   "run.yaml:1: not valid YAML: byte 0xff is not UTF-8 text"},
         BadConfig{"AControlCharacter",
-                  after_good("optim:\n  schedule: a\x04" "b\n"),
+                  after_good("optim:\n  schedule: a\x04"
+                             "b\n"),
                   {},
                   "run.yaml:5: not valid YAML: a control character, 0x04"},
         BadConfig{"AZero",
@@ -189,8 +190,10 @@ INSTANTIATE_TEST_SUITE_P(
                   "run.yaml:1: not valid YAML: a control character, 0x01"},
         BadConfig{"AnOverrideWithAControlCharacter",
                   after_good(""),
-                  {"train.output_dir=a\x1b" "[2J"},
-                  "command line: train.output_dir=a\x1b" "[2J: the value is not valid YAML: a control "
+                  {"train.output_dir=a\x1b"
+                   "[2J"},
+                  "command line: train.output_dir=a\x1b"
+                  "[2J: the value is not valid YAML: a control "
                   "character, 0x1b"},
         BadConfig{"TwoDocuments",
                   after_good("---\nmodel: {path: n}\n"),

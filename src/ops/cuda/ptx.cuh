@@ -150,6 +150,28 @@ __device__ __forceinline__ void st_shared4(u32 addr, u32 v) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(addr), "r"(v) : "memory");
 }
 
+#if __CUDA_ARCH__ >= 900
+/// What lies at the same place of the shared memory of another CTA of the cluster.
+__device__ __forceinline__ float load_from(u32 address, u32 rank) {
+  float v;
+  asm volatile("{.reg .b32 t; mapa.shared::cluster.u32 t, %1, %2; ld.shared::cluster.f32 %0, [t];}"
+               : "=f"(v)
+               : "r"(address), "r"(rank)
+               : "memory");
+  return v;
+}
+__device__ __forceinline__ float4 load4_from(u32 address, u32 rank) {
+  float4 v;
+  asm volatile(
+      "{.reg .b32 t; mapa.shared::cluster.u32 t, %4, %5; "
+      "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [t];}"
+      : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+      : "r"(address), "r"(rank)
+      : "memory");
+  return v;
+}
+#endif
+
 // Bulk copies (sm_90): one thread moves a whole tile, the barrier counts bytes.
 #if __CUDA_ARCH__ >= 900
 #define HEDDLE_BULK_COPY(...) asm volatile(__VA_ARGS__)

@@ -199,9 +199,13 @@ KernelTable mixer_table(const Target& device, c10::ScalarType dtype, std::int64_
 }
 
 TEST_F(GpuDecode, TheMixerInOnePassEqualsItsParts) {
-  for (const auto& [batch, hk, hv, dim] :
-       {std::tuple{1, 2, 2, 128}, {3, 2, 6, 128}, {64, 2, 4, 128}, {3, 1, 8, 64}, {64, 16, 16, 128},
-        {40, 16, 32, 128}, {23, 12, 36, 128}}) {
+  for (const auto& [batch, hk, hv, dim] : {std::tuple{1, 2, 2, 128},
+                                           {3, 2, 6, 128},
+                                           {64, 2, 4, 128},
+                                           {3, 1, 8, 64},
+                                           {64, 16, 16, 128},
+                                           {40, 16, 32, 128},
+                                           {23, 12, 36, 128}}) {
     const std::vector<std::int64_t> slots = scattered(batch);
     const std::int64_t channels = (2 * hk + hv) * dim;
     GatedDeltaNetDecode in;
@@ -246,8 +250,7 @@ TEST_F(GpuDecode, TheMixerInOnePassEqualsItsParts) {
     const at::Tensor own =
         gated_delta_net_decode(kernels, alone, CacheRows::from_host(slot, slot, gpu()));
     EXPECT_TRUE(identical(own.cpu(), y.narrow(0, 0, 1).cpu())) << batch << " " << dim;
-    EXPECT_TRUE(
-        identical(rows_of(alone.states, slot).cpu(), rows_of(there.states, slot).cpu()));
+    EXPECT_TRUE(identical(rows_of(alone.states, slot).cpu(), rows_of(there.states, slot).cpu()));
   }
 }
 

@@ -69,8 +69,8 @@ __device__ __forceinline__ Factors factors(const float* q, const float* k, bool 
   return f;
 }
 
-/// The state's tile, loaded before anything else is waited for; not kKeeps: it lies in shared memory
-/// and is read from there twice.
+/// The state's tile, loaded before anything else is waited for; not kKeeps: it lies in shared
+/// memory and is read from there twice.
 template <int K, int kColumns, bool kKeeps = true>
 struct StateTile {
   using T = Tile<K, kColumns>;
@@ -271,8 +271,7 @@ struct Mixer {
       const float y = convolved(in, row, slot, channels, channel);
       (part == 0 ? shared.q : part == 1 ? shared.k : values)[at] = y;
     }
-    const float rate = -expf(a_log),
-                decay = __expf(rate * softplus(__bfloat162float(a) + bias)),
+    const float rate = -expf(a_log), decay = __expf(rate * softplus(__bfloat162float(a) + bias)),
                 beta = sigmoid(__bfloat162float(b));
     sync();
     const Factors f = factors<K>(shared.q, shared.k, true, in.scale);
@@ -320,7 +319,8 @@ __global__ void __launch_bounds__(kThreads, 2)
   wait_for_previous();
   for (int h = 0; h < group; ++h) {
     const StateTile<K, K> state(state_of<K>(p, row, key_head * group + h), 0, thread);
-    mixer.step(row, key_head, h, [&] { return state; }, [] {});
+    mixer.step(
+        row, key_head, h, [&] { return state; }, [] {});
   }
 }
 
@@ -368,8 +368,7 @@ __global__ void __launch_bounds__(kStreamThreads, 1)
     int phase = 0;
     for (int i = first; i < all; i += stride) {
       for (int h = 0; h < heads; ++h, phase ^= 1) {
-        float* const state =
-            state_of<K>(p, i / p.shape.k_heads, i % p.shape.k_heads * heads + h);
+        float* const state = state_of<K>(p, i / p.shape.k_heads, i % p.shape.k_heads * heads + h);
         bulk_wait_read<0>();
         mbar_expect(loaded, kBytes);
         bulk_load(place, state, kBytes, loaded);
@@ -442,8 +441,7 @@ void gated_delta_net_decode(const GdnDecodeShape& shape, const GdnMixerInputs& i
   const MixerArguments p{shape, in, static_cast<bf16*>(y)};
   const dim3 grid(static_cast<unsigned>(shape.k_heads), static_cast<unsigned>(shape.batch));
   // More than two of the other kernel's CTAs a multiprocessor.
-  if (shape.head_dim == 128 && shape.k_heads * shape.batch > 2 * multiprocessors() &&
-      has_sm90a()) {
+  if (shape.head_dim == 128 && shape.k_heads * shape.batch > 2 * multiprocessors() && has_sm90a()) {
     constexpr int kBytes = sizeof(StreamShared<128>);
     cudaFuncSetAttribute(mixer_stream_kernel<128>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                          kBytes);

@@ -44,15 +44,6 @@ __host__ __device__ inline int tiles_along(int size, int tile) { return (size + 
 
 #if __CUDA_ARCH__ >= 900
 
-__device__ __forceinline__ float load_from(u32 address, u32 rank) {
-  float v;
-  asm volatile("{.reg .b32 t; mapa.shared::cluster.u32 t, %1, %2; ld.shared::cluster.f32 %0, [t];}"
-               : "=f"(v)
-               : "r"(address), "r"(rank)
-               : "memory");
-  return v;
-}
-
 /// One tile of an entry.
 template <NarrowForm form>
 struct Tile {

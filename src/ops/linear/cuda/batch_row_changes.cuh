@@ -15,8 +15,8 @@ struct ChangeJobs {
   LowShared<kChangers> lows;
 };
 
-/// The columns [first, first + columns) of a sum (gated: of both its layers) for the rows [row_base,
-/// row_base + rows).
+/// The columns [first, first + columns) of a sum (gated: of both its layers) for the rows
+/// [row_base, row_base + rows).
 struct ChangedTile {
   const Arguments& p;
   const FewRowSum& sum;
@@ -73,8 +73,8 @@ struct ChangedTile {
       uint2 b[4][2], x = make_uint2(0, 0);
 #pragma unroll
       for (int j = 0; j < 8; ++j)
-        b[j / 2][j % 2] = load_factor4(run.b + (column + j) * run.b_stride, at, run.rank,
-                                       j < valid);
+        b[j / 2][j % 2] =
+            load_factor4(run.b + (column + j) * run.b_stride, at, run.rank, j < valid);
       if (g < run.rows) x = __ldcg(reinterpret_cast<const uint2*>(low + at));
 #pragma unroll
       for (int j = 0; j < 4; ++j) {

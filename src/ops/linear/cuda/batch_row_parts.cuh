@@ -1,5 +1,5 @@
-// Stages of the products of a batch's rows (batch_rows.cu says how the launch goes): what a CTA works
-// on, its ring in shared memory, and the warps that load, scale and multiply.
+// Stages of the products of a batch's rows (batch_rows.cu says how the launch goes): what a CTA
+// works on, its ring in shared memory, and the warps that load, scale and multiply.
 #pragma once
 
 #include "ops/cuda/cta_pair.cuh"
@@ -82,15 +82,17 @@ struct Ring {
 
 /// One thread asks for all bytes.
 template <int kRows, int kGroups, bool kIsChanged>
-__device__ __forceinline__ void load(const Work& work, const Ring<kRows, kGroups, kIsChanged>& ring) {
+__device__ __forceinline__ void load(const Work& work,
+                                     const Ring<kRows, kGroups, kIsChanged>& ring) {
   using L = Layout<kRows, kGroups, kIsChanged>;
   const auto load_matrix = [&](int i) {
     const int depth = (work.begin + i) * kDepth;
     mbar_expect(ring.full(i), L::kStageBytes);
-    bulk_load_box(ring.matrix(i), &work.p.maps[work.p.map_of[work.which]], depth, work.first, ring.full(i));
+    bulk_load_box(ring.matrix(i), &work.p.maps[work.p.map_of[work.which]], depth, work.first,
+                  ring.full(i));
     if (work.is_gated())
-      bulk_load_box(ring.matrix(i) + kGroups * kMatrixBytes / 2, &work.p.maps[work.p.map_of[work.which] + 1],
-                    depth, work.first, ring.full(i));
+      bulk_load_box(ring.matrix(i) + kGroups * kMatrixBytes / 2,
+                    &work.p.maps[work.p.map_of[work.which] + 1], depth, work.first, ring.full(i));
   };
   const auto load_rows = [&](int i) {
     bulk_load_box(ring.rows(i), &work.p.rows_map, (work.begin + i) * kDepth, 0, ring.full(i));
@@ -106,8 +108,8 @@ __device__ __forceinline__ void load(const Work& work, const Ring<kRows, kGroups
   }
 }
 
-/// The norm's weights of a lane's 8 places of a block, on their way a block ahead: a load from memory
-/// takes longer than the rest of a block.
+/// The norm's weights of a lane's 8 places of a block, on their way a block ahead: a load from
+/// memory takes longer than the rest of a block.
 struct NormWeights {
   uint4 bits[2];
 
@@ -137,10 +139,11 @@ struct NormWeights {
   }
 };
 
-/// A warp's half of the rows of every second block, times the norm's weight. A lane has 8 elements of
-/// every fourth of these rows.
+/// A warp's half of the rows of every second block, times the norm's weight. A lane has 8 elements
+/// of every fourth of these rows.
 template <int kRows, int kGroups, bool kIsChanged>
-__device__ __forceinline__ void scale(const Work& work, const Ring<kRows, kGroups, kIsChanged>& ring,
+__device__ __forceinline__ void scale(const Work& work,
+                                      const Ring<kRows, kGroups, kIsChanged>& ring,
                                       float* squares) {
   constexpr int kOwn = kRows / 2, kVectors = kOwn / 4;
   const FewRowNorm& norm = work.few.norm;
@@ -183,7 +186,8 @@ __device__ __forceinline__ void scale(const Work& work, const Ring<kRows, kGroup
 
 /// The products of the CTA's blocks of the depth, to `sums` [kRows, kPitch].
 template <int kRows, int kGroups, bool kIsChanged>
-__device__ __forceinline__ void multiply(const Work& work, const Ring<kRows, kGroups, kIsChanged>& ring,
+__device__ __forceinline__ void multiply(const Work& work,
+                                         const Ring<kRows, kGroups, kIsChanged>& ring,
                                          float* sums) {
   using L = Layout<kRows, kGroups, kIsChanged>;
   const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;

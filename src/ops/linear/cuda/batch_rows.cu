@@ -7,9 +7,10 @@
 // of all of them for its part of the rows, in the order of the CTAs, and does what follows the
 // products. SwiGLU: the first half of a tile are columns of gate, the second the same ones of up.
 //
-// Four more warps apply the norm's weight to the rows in shared memory and add up the rows' squares,
-// which give the factor of the finished sums. One warp asks for matrices and rows. With low-rank
-// changes some more make those of the CTA's part of the rows meanwhile (batch_row_changes.cuh).
+// Four more warps apply the norm's weight to the rows in shared memory and add up the rows'
+// squares, which give the factor of the finished sums. One warp asks for matrices and rows. With
+// low-rank changes some more make those of the CTA's part of the rows meanwhile
+// (batch_row_changes.cuh).
 //
 // Shared memory: a ring of stages of 64 in depth, columns and rows with the 128-byte swizzle, and
 // barriers. full[s]: the bytes of a stage have landed. scaled[s]: its rows are multiplied by the
@@ -32,27 +33,6 @@ namespace {
 using namespace batch_row;
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-
-__device__ __forceinline__ float4 load4_of(u32 address, int rank) {
-  float4 v;
-  asm volatile(
-      "{.reg .b32 t; mapa.shared::cluster.u32 t, %4, %5; "
-      "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [t];}"
-      : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-      : "r"(address), "r"(rank)
-      : "memory");
-  return v;
-}
-
-__device__ __forceinline__ float load_of(u32 address, int rank) {
-  float v;
-  asm volatile(
-      "{.reg .b32 t; mapa.shared::cluster.u32 t, %1, %2; ld.shared::cluster.f32 %0, [t];}"
-      : "=f"(v)
-      : "r"(address), "r"(rank)
-      : "memory");
-  return v;
-}
 
 /// 4 elements, of which `valid` are there.
 __device__ __forceinline__ float4 load_four(const bf16* from, bool is_wide, int valid) {
@@ -87,7 +67,7 @@ __device__ __forceinline__ float4 total_of(const Work& work, u32 address, float 
 #pragma unroll
   for (int s = 0; s < kMostSplit; ++s) {
     parts[s] = {0, 0, 0, 0};
-    if (s < work.p.split) parts[s] = load4_of(address, s);
+    if (s < work.p.split) parts[s] = load4_from(address, s);
   }
 #pragma unroll
   for (int s = 0; s < kMostSplit; ++s)
@@ -112,7 +92,7 @@ __device__ __forceinline__ void write_out(const Work& work, u32 base, float* fac
       float parts[kMostSplit], square = 0;
 #pragma unroll
       for (int s = 0; s < kMostSplit; ++s)
-        parts[s] = s < split ? load_of(at, s) + load_of(at + kRows * 4, s) : 0;
+        parts[s] = s < split ? load_from(at, s) + load_from(at + kRows * 4, s) : 0;
 #pragma unroll
       for (int s = 0; s < kMostSplit; ++s) square += parts[s];
       factors[thread] = rsqrtf(square / few.depth + few.norm.eps);
@@ -126,9 +106,9 @@ __device__ __forceinline__ void write_out(const Work& work, u32 base, float* fac
     if (valid <= 0) continue;
     float4 before = {0, 0, 0, 0};
     if (sum.start != nullptr)
-      before = load_four(static_cast<const bf16*>(sum.start) + row * sum.start_stride + work.first +
-                         column,
-                     is_wide, valid);
+      before = load_four(
+          static_cast<const bf16*>(sum.start) + row * sum.start_stride + work.first + column,
+          is_wide, valid);
     const float factor = is_normed ? factors[own] : 1.f;
     const auto value = [&](int from) {
       float4 y = total_of(work, base + (row * L::kPitch + from) * 4, factor);
@@ -169,10 +149,13 @@ __global__ void __launch_bounds__(Layout<kRows, kGroups, kIsChanged>::kThreads,
   const FewRowSum& sum = few.sums[which];
   const int all = (few.depth + kDepth - 1) / kDepth, begin = all * rank / p.split,
             columns = sum.up != nullptr ? L::kColumns / 2 : L::kColumns;
-  const Work work{p,     few,
-                  sum,   which,
+  const Work work{p,
+                  few,
+                  sum,
+                  which,
                   (tile - few.first_block[which]) * columns,
-                  begin, all * (rank + 1) / p.split - begin,
+                  begin,
+                  all * (rank + 1) / p.split - begin,
                   rank};
   if (threadIdx.x == 0) ring.init();
   __syncthreads();
@@ -183,8 +166,10 @@ __global__ void __launch_bounds__(Layout<kRows, kGroups, kIsChanged>::kThreads,
     if constexpr (kIsChanged) {
       const int per = kRows / p.split;
       few_row::ChangedTile{few, sum, work.first, columns, rank * per, per}
-          .template make<L::kPitch, kGroups == 1 ? 4 : 2>(static_cast<int>(threadIdx.x) - (L::kLoader + 1) * 32,
-          *reinterpret_cast<few_row::ChangeJobs*>(own + L::kChanges + kRows * L::kPitch * 4), floats(L::kChanges));
+          .template make<L::kPitch, kGroups == 1 ? 4 : 2>(
+              static_cast<int>(threadIdx.x) - (L::kLoader + 1) * 32,
+              *reinterpret_cast<few_row::ChangeJobs*>(own + L::kChanges + kRows * L::kPitch * 4),
+              floats(L::kChanges));
     }
   } else {
     wait_for_previous();
@@ -245,8 +230,7 @@ void launch(Arguments& p, int groups, cudaStream_t stream) {
   if (groups == 1)
     launch<kRows, 1, kIsChanged>(p, stream);
   else
-    groups == 2 ? launch<kRows, 2, kIsChanged>(p, stream)
-                : launch<kRows, 3, kIsChanged>(p, stream);
+    groups == 2 ? launch<kRows, 2, kIsChanged>(p, stream) : launch<kRows, 3, kIsChanged>(p, stream);
 }
 
 template <bool kIsChanged>
@@ -271,19 +255,20 @@ struct Cut {
 };
 
 /// As many CTAs as 1.5 a multiprocessor, which has room for two, of which one is for the next
-/// launch's; with changes one, and not all of them if clusters are large. Each has no less than 4 blocks of the depth. Narrow tiles where wide
-/// ones are few; the widest, which fill a multiprocessor, where others are so many that some
-/// multiprocessors would get two and all wait for these.
+/// launch's; with changes one, and not all of them if clusters are large. Each has no less than 4
+/// blocks of the depth. Narrow tiles where wide ones are few; the widest, which fill a
+/// multiprocessor, where others are so many that some multiprocessors would get two and all wait
+/// for these.
 Cut cut_of(const std::vector<FewRowSum>& sums, bool is_changed) {
-  const int all = multiprocessors(),
-            steps = (sums[0].terms[0].depth + kDepth - 1) / kDepth;
+  const int all = multiprocessors(), steps = (sums[0].terms[0].depth + kDepth - 1) / kDepth;
   Cut cut{2, 1};
   if (tiles_of(sums, 2) > all)
     cut.groups = 3;
   else if (sums[0].up == nullptr && tiles_of(sums, 1) * 8 <= all * 3)
     cut.groups = 1;
-  const int tiles = tiles_of(sums, cut.groups),
-            most = !is_changed ? all * 3 / 2 : cut.groups > 1 ? all : all * 3 / 4;
+  const int tiles = tiles_of(sums, cut.groups), most = !is_changed      ? all * 3 / 2
+                                                       : cut.groups > 1 ? all
+                                                                        : all * 3 / 4;
   while (cut.split < kMostSplit && tiles * cut.split * 2 <= most && steps >= cut.split * 8)
     cut.split *= 2;
   return cut;
@@ -328,8 +313,7 @@ void batch_row_sums(int rows, const std::vector<FewRowSum>& sums, cudaStream_t s
     if (maps + (is_gated ? 2 : 1) > kMostFewRowSums + 1)
       throw std::invalid_argument("batch_row_sums: too many matrices");
     p.map_of[i] = maps;
-    p.is_wide[i] =
-        is_on_8_bytes(sum.y, sum.y_stride) && is_on_8_bytes(sum.start, sum.start_stride);
+    p.is_wide[i] = is_on_8_bytes(sum.y, sum.y_stride) && is_on_8_bytes(sum.start, sum.start_stride);
     for (const void* matrix : {term.b, sum.up}) {
       if (matrix != nullptr)
         p.maps[maps++] = tensor_map(matrix, sum.columns, term.depth, term.b_stride,

@@ -23,7 +23,7 @@ struct Arguments {
   const void* x;
   int64_t x_stride;
   int depth, low_blocks;
-  int makers;  ///< batch_rows: CTAs that make lows.
+  int makers;                       ///< batch_rows: CTAs that make lows.
   int resident;                     ///< CTAs that the device holds at a time.
   int low_change[kMostFewRowSums];  ///< Twice the sum's number; one more: its up_change.
   int first_low[kMostFewRowSums], low_count;
@@ -46,8 +46,8 @@ struct Arguments {
   }
 };
 
-/// Counters, zeros, that no launch under way has: each launch leaves its own as zeros, and a recorded
-/// one has the same in every replay.
+/// Counters, zeros, that no launch under way has: each launch leaves its own as zeros, and a
+/// recorded one has the same in every replay.
 u32* next_counters();
 
 /// By one thread of each of `ctas`, after it has seen the lows: the last one leaves the counters as
@@ -158,8 +158,7 @@ __device__ __forceinline__ void make_low(const Arguments& p, S& shared, int bloc
   const RunOfChange run = run_of(p, change, 0, block % runs);
   const int first = (tile - p.first_low[which]) * kColumns;
   if (run.rows > 0 && first < run.rank) {
-    const int warp = thread / 32, lane = thread % 32, line = lane / 4,
-              place = lane % 4 * 8;
+    const int warp = thread / 32, lane = thread % 32, line = lane / 4, place = lane % 4 * 8;
     const bool has_low = first + line < run.rank, has_high = first + line + 8 < run.rank;
     const bf16* const from = run.a + (first + line) * run.a_stride + place;
     Vector a[kAhead][2];

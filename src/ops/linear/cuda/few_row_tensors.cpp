@@ -110,8 +110,8 @@ bool are_many_columns(const std::vector<Products>& sums) {
 /// Whether the kernel of a batch's rows takes them.
 bool are_batch_rows(const std::vector<Products>& sums) {
   const std::int64_t rows = sums[0][0].a.size(0);
-  return rows > cuda::kMostFewRows && rows <= cuda::kMostBatchRows && cuda::batch_rows_available() &&
-         are_many_columns(sums) && can_be_few_rows(sums);
+  return rows > cuda::kMostFewRows && rows <= cuda::kMostBatchRows &&
+         cuda::batch_rows_available() && are_many_columns(sums) && can_be_few_rows(sums);
 }
 
 /// Whether the layers are one launch.
@@ -124,7 +124,8 @@ bool fit_one_launch(const FewRowLayers& call) {
         layer.a.size(0) % 8 != 0)
       return false;
   }
-  return (are_few_rows(sums) || are_batch_rows(sums)) && (!call.residual.defined() || call.residual.stride(1) == 1) &&
+  return (are_few_rows(sums) || are_batch_rows(sums)) &&
+         (!call.residual.defined() || call.residual.stride(1) == 1) &&
          (!call.is_gated || sums[0][0].b.strides() == sums[1][0].b.strides());
 }
 

@@ -264,8 +264,8 @@ void launch(Arguments& p, int blocks, cudaStream_t stream) {
 
 }  // namespace
 
-// A recording has a hundred pairs; two that run at once, on streams of their own, share none unless a
-// process has recorded more than there are.
+// A recording has a hundred pairs; two that run at once, on streams of their own, share none unless
+// a process has recorded more than there are.
 u32* few_row::next_counters() {
   constexpr int kMostDevices = 64;
   constexpr unsigned kPairs = 1 << 16;

@@ -1,4 +1,5 @@
-// Joins the sums of products with ATen. Up to 16 rows have a kernel of their own. Of more rows, one
+// Joins the sums of products with ATen. Up to 16 rows, and 64 of the layers that few_row_layers()
+// takes, have kernels of their own. Of more rows, one
 // product alone is cuBLAS's, unless it is added to something; so are fewer rows than fill a tile of
 // 256, and matrices that the bulk copies cannot read. Narrow products and low-rank changes of up to
 // 511 rows go with the kernel of few rows, 16 at a time.
@@ -117,8 +118,9 @@ void add_linear(Registry& registry) {
   KernelInfo own = KernelInfo::cuda("cuda.sm90_or_cublas", {c10::ScalarType::BFloat16});
   own.refuse_device = linear_cuda::refuse_device;
   own.falls_back =
-      "cuBLAS for more than 16 rows of one product alone, fewer than fill a tile of 256, or not "
-      "starting on 16 bytes";
+      "cuBLAS for more than 16 rows of one product alone (64 in generation), fewer than fill a "
+      "tile "
+      "of 256, or not starting on 16 bytes";
   registry.add<Linear>(own,
                        {.forward = linear_cuda::forward,
                         .forward_onto = linear_cuda::forward_onto,

@@ -116,7 +116,7 @@ namespace heddle::ops::cuda {
 void add_rms_norm(Registry& registry) {
   using namespace rms_norm_cuda;
   KernelInfo info = KernelInfo::cuda("cuda.fused");
-  info.falls_back = "linear's cuda.sm90_or_cublas where a step of generation has up to 16 rows";
+  info.falls_back = "linear's cuda.sm90_or_cublas where a step of generation has up to 64 rows";
   registry.add<RmsNorm>(info, {forward<false>, backward<false>, backward_again<false>},
                         {.refuse = refuse});
   KernelInfo fp8 = KernelInfo::cuda("cuda.fused_fp8", {c10::ScalarType::BFloat16});

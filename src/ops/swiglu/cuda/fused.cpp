@@ -123,7 +123,7 @@ namespace heddle::ops::cuda {
 void add_swiglu(Registry& registry) {
   using namespace swiglu_cuda;
   KernelInfo info = KernelInfo::cuda("cuda.fused");
-  info.falls_back = "linear's cuda.sm90_or_cublas for up to 16 rows without gradient";
+  info.falls_back = "linear's cuda.sm90_or_cublas for up to 64 rows without gradient";
   registry.add<Swiglu>(info, {forward<false>, backward<false>, backward_again<false>});
   KernelInfo fp8 = KernelInfo::cuda("cuda.fused_fp8", {c10::ScalarType::BFloat16});
   fp8.only_by_name = true;
