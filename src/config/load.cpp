@@ -85,22 +85,23 @@ class Reader {
   void file(std::string_view yaml, const std::string& name) {
     source_ = {name, true};
     given_.clear();
-    std::vector<YAML::Node> documents;
+    YAML::Node document;
+    bool has_second = false;
     try {
       require_yaml_text(yaml);
-      documents = YAML::LoadAll(std::string(yaml));
+      const std::string text(yaml);
+      has_second = has_second_document(text);
+      if (!has_second) document = YAML::Load(text);
     } catch (const YAML::Exception& e) {
       throw_error<ConfigError>("{}: not valid YAML: {}", source_.at(e.mark), e.msg);
     }
-    if (documents.size() > 1) {
-      throw_error<ConfigError>("{}: expected one YAML document, found {}", name, documents.size());
-    }
-    if (documents.empty() || documents[0].IsNull()) return;
-    if (!documents[0].IsMap()) {
+    if (has_second) throw_error<ConfigError>("{}: expected one YAML document, found more", name);
+    if (document.IsNull()) return;
+    if (!document.IsMap()) {
       throw_error<ConfigError>("{}: expected sections (model:, data:, ...), found {}",
-                               source_.at(documents[0].Mark()), describe(documents[0]));
+                               source_.at(document.Mark()), describe(document));
     }
-    mapping("", documents[0]);
+    mapping("", document);
   }
 
   void override_with(const std::string& argument) {

@@ -1,11 +1,14 @@
 #include "config/yaml_text.h"
 
 #include <fmt/format.h>
+#include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/exceptions.h>
 #include <yaml-cpp/mark.h>
+#include <yaml-cpp/parser.h>
 
 #include <algorithm>
 #include <cstddef>
+#include <sstream>
 #include <string>
 
 namespace heddle::config {
@@ -29,7 +32,30 @@ std::size_t length_of(unsigned char c) {
   throw YAML::ParserException(mark, message);
 }
 
+/// Takes a document and keeps nothing of it.
+class Passing final : public YAML::EventHandler {
+  using Mark = YAML::Mark;
+  using Anchor = YAML::anchor_t;
+  using Text = std::string;
+  void OnDocumentStart(const Mark&) override {}
+  void OnDocumentEnd() override {}
+  void OnNull(const Mark&, Anchor) override {}
+  void OnAlias(const Mark&, Anchor) override {}
+  void OnScalar(const Mark&, const Text&, Anchor, const Text&) override {}
+  void OnSequenceStart(const Mark&, const Text&, Anchor, YAML::EmitterStyle::value) override {}
+  void OnSequenceEnd() override {}
+  void OnMapStart(const Mark&, const Text&, Anchor, YAML::EmitterStyle::value) override {}
+  void OnMapEnd() override {}
+};
+
 }  // namespace
+
+bool has_second_document(const std::string& text) {
+  std::istringstream stream(text);
+  YAML::Parser parser(stream);
+  Passing passing;
+  return parser.HandleNextDocument(passing) && parser.HandleNextDocument(passing);
+}
 
 void require_yaml_text(std::string_view text) {
   for (std::size_t at = 0; at < text.size();) {
