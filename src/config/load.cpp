@@ -67,7 +67,6 @@ YAML::Node override_value(const std::string& text) {
   const bool has_comment =
       sign != std::string_view::npos && (sign == 0 || std::isspace(trimmed[sign - 1]) != 0);
   if (is_plain && has_comment) return YAML::Node(std::string(trimmed));
-  require_yaml_text(text);
   const YAML::Node value = YAML::Load(text);
   // The text ends where the value does, unless a comment follows.
   const bool is_closed = is_plain || trimmed.empty() || trimmed.back() == ']' ||

@@ -198,13 +198,6 @@ INSTANTIATE_TEST_SUITE_P(
                   "&a,b c\n",
                   {},
                   "run.yaml: expected one YAML document, found more"},
-        BadConfig{"AnOverrideWithAControlCharacter",
-                  after_good(""),
-                  {"train.output_dir=a\x1b"
-                   "[2J"},
-                  "command line: train.output_dir=a\x1b"
-                  "[2J: the value is not valid YAML: a control "
-                  "character, 0x1b"},
         BadConfig{"TwoDocuments",
                   after_good("---\nmodel: {path: n}\n"),
                   {},
