@@ -43,7 +43,8 @@ class RecordingBackend final : public Backend {
         for (const std::int64_t token : datum.target_tokens) {
           logprobs.push_back(-static_cast<float>(token) - static_cast<float>(set.weights % 7));
           sum -= logprobs.back();
-          if (!work.forward_only) set.gradient = set.gradient * 31 + token;
+          if (!work.forward_only)
+            set.gradient = set.gradient * 31 + static_cast<std::uint64_t>(token);
         }
         result.data.push_back({logprobs, logprobs});
       }
@@ -123,7 +124,7 @@ class RecordingBackend final : public Backend {
  private:
   struct Set {
     std::uint64_t weights = 0;
-    std::int64_t gradient = 0;
+    std::uint64_t gradient = 0;
   };
   ModelFacts facts_;
   std::map<tenants::SetId, Set> sets_;
