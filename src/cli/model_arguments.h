@@ -29,9 +29,9 @@ struct ModelArguments {
 
 void add_model_arguments(CLI::App& command, ModelArguments& arguments);
 runtime::Context context_of(const ModelArguments& arguments);
-/// For the commands that several ranks run together.
+/// Adds the argument to a command that several ranks run together.
 void add_layout_argument(CLI::App& command, ModelArguments& arguments);
-/// For the commands of one process.
+/// Adds the argument to a command of one process.
 void add_kernel_argument(CLI::App& command, ModelArguments& arguments);
 
 /// The tokenizer of the adapter or the model; one without texts where neither has any.

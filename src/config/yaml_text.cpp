@@ -8,22 +8,17 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <sstream>
 #include <string>
+
+#include "base/utf8_character.h"
 
 namespace heddle::config {
 namespace {
 
-bool is_forbidden(unsigned char c) {
-  return (c < 0x20 && c != '\t' && c != '\n' && c != '\r') || c == 0x7f;
-}
-
-/// Bytes of the character that begins with `c`; 0 for none.
-std::size_t length_of(unsigned char c) {
-  if (c < 0x80) return 1;
-  if (c >= 0xc2 && c < 0xe0) return 2;
-  if (c >= 0xe0 && c < 0xf0) return 3;
-  return c >= 0xf0 && c < 0xf5 ? 4 : 0;
+bool is_forbidden(std::uint32_t code) {
+  return (code < 0x20 && code != '\t' && code != '\n' && code != '\r') || code == 0x7f;
 }
 
 [[noreturn]] void fail(std::string_view before, const std::string& message) {
@@ -57,18 +52,15 @@ bool has_second_document(const std::string& text) {
   return parser.HandleNextDocument(passing) && parser.HandleNextDocument(passing);
 }
 
-void require_yaml_text(std::string_view text) {
-  for (std::size_t at = 0; at < text.size();) {
-    const auto c = static_cast<unsigned char>(text[at]);
-    const std::size_t length = length_of(c);
-    const std::string_view rest =
-        text.substr(at + 1, std::min(length == 0 ? 0 : length - 1, text.size() - at - 1));
-    const bool is_whole =
-        length > 0 && rest.size() == length - 1 &&
-        std::ranges::all_of(rest, [](unsigned char part) { return (part & 0xc0U) == 0x80; });
-    if (!is_whole) fail(text.substr(0, at), fmt::format("byte {:#04x} is not UTF-8 text", c));
-    if (is_forbidden(c)) fail(text.substr(0, at), fmt::format("a control character, {:#04x}", c));
-    at += length;
+void require_yaml_text(std::string_view yaml) {
+  std::uint32_t code = 0;
+  for (std::size_t at = 0, bytes = 0; at < yaml.size(); at += bytes) {
+    bytes = text::character_bytes(yaml.substr(at), code);
+    if (bytes == 0)
+      fail(yaml.substr(0, at),
+           fmt::format("byte {:#04x} is not UTF-8 text", static_cast<unsigned char>(yaml[at])));
+    if (is_forbidden(code))
+      fail(yaml.substr(0, at), fmt::format("a control character, {:#04x}", code));
   }
 }
 

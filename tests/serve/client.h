@@ -1,7 +1,9 @@
 #pragma once
 
 #include <arpa/inet.h>
+#include <linux/sockios.h>
 #include <netinet/in.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <unistd.h>
@@ -9,6 +11,7 @@
 #include <algorithm>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <utility>
 
 namespace heddle::serve::testing {
@@ -71,11 +74,23 @@ class Client {
     unread_.erase(0, left);
     return text;
   }
-  std::string ask(const std::string& method, const std::string& path, const std::string& body = "",
-                  const std::string& headers = "") {
+  void request(const std::string& method, const std::string& path, const std::string& body = "",
+               const std::string& headers = "") const {
     send(method + " " + path + " HTTP/1.1\r\nHost: test\r\n" + headers +
          "Content-Length: " + std::to_string(body.size()) + "\r\n\r\n" + body);
+  }
+  std::string ask(const std::string& method, const std::string& path, const std::string& body = "",
+                  const std::string& headers = "") {
+    request(method, path, body, headers);
     return answer();
+  }
+  /// Waits until all that was sent lies in the server's socket, read or not.
+  void await_arrival() const {
+    for (int left = 1; left > 0;) {
+      if (ioctl(socket_, SIOCOUTQ, &left) != 0)
+        throw std::runtime_error("the test's client cannot see what has arrived");
+      std::this_thread::yield();
+    }
   }
 
  private:

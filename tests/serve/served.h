@@ -144,16 +144,17 @@ class ApiClient {
 
   std::string raw(const std::string& method, const std::string& path, const std::string& body,
                   const std::string& type = "application/json") {
-    const std::string key = key_.empty() ? "" : "X-API-Key: " + key_ + "\r\n";
-    return client_.ask(method, "/api/v1/" + path, body,
-                       key + "Content-Type: " + type + "\r\nAccept: " + accept_ + "\r\n");
+    return client_.ask(method, "/api/v1/" + path, body, headers(type));
   }
   json post(const std::string& path, const json& body) {
-    const std::string answer = raw("POST", path, body.dump());
-    status = status_of(answer);
-    const std::string text = body_of(answer);
-    return json::accept(text) ? json::parse(text) : json(text);
+    return read(raw("POST", path, body.dump()));
   }
+  /// post() in two parts: returns when the request has arrived, and its answer later.
+  void begin_post(const std::string& path, const json& body) const {
+    client_.request("POST", "/api/v1/" + path, body.dump(), headers("application/json"));
+    client_.await_arrival();
+  }
+  json end_post() { return read(client_.answer()); }
   json get(const std::string& path) {
     const std::string answer = raw("GET", path, "");
     status = status_of(answer);
@@ -193,6 +194,16 @@ class ApiClient {
   int status = 0;
 
  private:
+  std::string headers(const std::string& type) const {
+    const std::string key = key_.empty() ? "" : "X-API-Key: " + key_ + "\r\n";
+    return key + "Content-Type: " + type + "\r\nAccept: " + accept_ + "\r\n";
+  }
+  json read(const std::string& answer) {
+    status = status_of(answer);
+    const std::string text = body_of(answer);
+    return json::accept(text) ? json::parse(text) : json(text);
+  }
+
   Client client_;
   std::string key_, accept_;
 };

@@ -189,17 +189,15 @@ TEST(Durable, RequestsOfOneTurnArePromisedTogetherOrNotAtAll) {
   }
   bodies[1]["more"] = std::string(3600, 'x');  // a page of its own, one read of a socket
   const auto post_all = [&] {
-    std::vector<json> answers(bodies.size());
-    std::vector<std::future<void>> sent;
+    std::vector<json> answers;
     served.in_one_turn([&] {
       for (std::size_t i = 0; i < callers.size(); ++i)
-        sent.push_back(std::async(std::launch::async, [&, i] {
-          answers[i] = callers[i]->post("optim_step", bodies[i]);
-          answers[i]["status"] = callers[i]->status;
-        }));
-      std::this_thread::sleep_for(std::chrono::milliseconds(200));
+        callers[i]->begin_post("optim_step", bodies[i]);
     });
-    for (auto& each : sent) each.get();
+    for (const auto& each : callers) {
+      answers.push_back(each->end_post());
+      answers.back()["status"] = each->status;
+    }
     return answers;
   };
   served.leave_room(0);

@@ -151,7 +151,7 @@ __device__ __forceinline__ void st_shared4(u32 addr, u32 v) {
 }
 
 #if __CUDA_ARCH__ >= 900
-/// What lies at the same place of the shared memory of another CTA of the cluster.
+/// Loads from the same place of the shared memory of another CTA of the cluster.
 __device__ __forceinline__ float load_from(u32 address, u32 rank) {
   float v;
   asm volatile("{.reg .b32 t; mapa.shared::cluster.u32 t, %1, %2; ld.shared::cluster.f32 %0, [t];}"

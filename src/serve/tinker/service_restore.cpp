@@ -11,8 +11,9 @@ namespace {
 
 using nlohmann::json;
 
-constexpr const char* kStatePrefix = "state-";  ///< Of folders in a run's directory.
-constexpr char kProtobuf = 'p', kJson = 'j';    ///< First byte of a body that is kept.
+constexpr const char* kStatePrefix =
+    "state-";                                 ///< Folders of states in a run's directory begin so.
+constexpr char kProtobuf = 'p', kJson = 'j';  ///< First byte of a body that is kept.
 
 /// Nobody waits for the answer to a replayed request.
 class Nobody final : public Responder::Exchange {

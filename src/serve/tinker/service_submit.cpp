@@ -24,7 +24,7 @@ void Service::promise_submitted() {
     for (std::size_t i = 0; i < all.size(); ++i) promises[i] = promise(all[i]);
     entered.commit();
   } catch (...) {
-    // What one of them cannot write, none has written: the clients send all of them again.
+    // An error of one is taken for all: none is written, and the clients send all of them again.
     const std::exception_ptr reason = std::current_exception();
     for (std::size_t i = 0; i < all.size(); ++i) {
       if (promises[i] && promises[i]->is_new) promises_.forget(promises[i]->id);

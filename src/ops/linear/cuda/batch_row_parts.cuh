@@ -47,7 +47,7 @@ struct Arguments {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-/// What a CTA works on: blocks [begin, begin + steps) of the depth.
+/// A CTA's work: blocks [begin, begin + steps) of the depth.
 struct Work {
   const Arguments& p;
   const few_row::Arguments& few;

@@ -250,11 +250,11 @@ int tiles_of(const std::vector<FewRowSum>& sums, int groups) {
 
 /// How the work of a launch is cut.
 struct Cut {
-  int groups;  ///< Of 64 columns a tile.
+  int groups;  ///< Groups of 64 columns that make a tile.
   int split;   ///< CTAs that share the depth of a tile.
 };
 
-/// As many CTAs as 1.5 a multiprocessor, which has room for two, of which one is for the next
+/// CTAs are up to 1.5 a multiprocessor, which has room for two, of which one is for the next
 /// launch's; with changes one, and not all of them if clusters are large. Each has no less than 4
 /// blocks of the depth. Narrow tiles where wide ones are few; the widest, which fill a
 /// multiprocessor, where others are so many that some multiprocessors would get two and all wait
@@ -283,7 +283,7 @@ bool is_on_8_bytes(const void* data, int64_t stride) {
 bool batch_rows_available() { return has_sm90a(); }
 
 void batch_row_sums(int rows, const std::vector<FewRowSum>& sums, cudaStream_t stream,
-                    const FewRowNorm& norm, const FewRowSlots& slots, int split, int groups) {
+                    const FewRowNorm& norm, const FewRowSlots& slots) {
   if (rows < 1 || rows > kMostBatchRows || sums.empty() || sums.size() > kMostFewRowSums ||
       slots.count > few_row::kMostRuns)
     throw std::invalid_argument("batch_row_sums: too many rows, sums or runs, or none");
@@ -302,7 +302,6 @@ void batch_row_sums(int rows, const std::vector<FewRowSum>& sums, cudaStream_t s
   few.low_blocks = few.add_lows() * runs;
   const bool is_changed = few.low_blocks > 0;
   const Cut cut = cut_of(sums, is_changed);
-  if (groups == 0) groups = cut.groups;
   int tiles = 0, maps = 0;
   for (int i = 0; i < few.count; ++i) {
     const FewRowSum& sum = few.sums[i];
@@ -317,17 +316,17 @@ void batch_row_sums(int rows, const std::vector<FewRowSum>& sums, cudaStream_t s
     for (const void* matrix : {term.b, sum.up}) {
       if (matrix != nullptr)
         p.maps[maps++] = tensor_map(matrix, sum.columns, term.depth, term.b_stride,
-                                    groups * kGroupColumns / (is_gated ? 2 : 1));
+                                    cut.groups * kGroupColumns / (is_gated ? 2 : 1));
     }
     few.first_block[i] = tiles;
-    tiles += tiles_of({sum}, groups);
+    tiles += tiles_of({sum}, cut.groups);
   }
   few.first_block[few.count] = tiles;
   const int kept_rows = rows <= 32 ? 32 : 64;
   p.rows_map = tensor_map(input.a, rows, input.depth, input.a_stride, kept_rows);
-  p.split = split > 0 ? split : cut.split;
+  p.split = cut.split;
   if (is_changed) few.counters = few_row::next_counters();
-  is_changed ? launch<true>(p, groups, stream) : launch<false>(p, groups, stream);
+  is_changed ? launch<true>(p, cut.groups, stream) : launch<false>(p, cut.groups, stream);
   check_launch("batch_row_sums");
 }
 
