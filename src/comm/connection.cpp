@@ -43,7 +43,9 @@ struct DeviceGroup {
   std::thread::id owner;
 
   DeviceGroup(World& w, Backend b)
-      : world(w), backend(std::move(b)), owner(std::this_thread::get_id()) {}
+      : world(w), backend(std::move(b)), owner(std::this_thread::get_id()) {
+    world.device_watch().know(backend);
+  }
   DeviceGroup(const DeviceGroup&) = delete;
   DeviceGroup& operator=(const DeviceGroup&) = delete;
   ~DeviceGroup() {

@@ -2,7 +2,6 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
-#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <exception>
@@ -52,8 +51,14 @@ class DeviceWatch::Thread {
     pending_.push_back(std::move(watched));
   }
 
+  void know(Backend backend) {
+    const std::scoped_lock lock(mutex_);
+    backends_.push_back(std::move(backend));
+  }
+
   void forget(const Backend& backend) {
     const std::scoped_lock lock(mutex_);
+    std::erase(backends_, backend);
     pending_.remove_if([&](const Watched& w) { return w.backend == backend; });
   }
 
@@ -67,7 +72,7 @@ class DeviceWatch::Thread {
     std::vector<std::future<void>> aborts;
     {
       const std::scoped_lock lock(mutex_);
-      if (pending_.empty()) return;
+      if (backends_.empty()) return;
       if (!has_failed_) failure_ = why;
       has_failed_ = true;
       world_.set_broken();
@@ -129,13 +134,8 @@ class DeviceWatch::Thread {
 
   /// On threads of their own, as an abort may itself wait for a rank that is gone.
   std::vector<std::future<void>> abort_all() {
-    std::vector<Backend> backends;
-    for (const Watched& watched : pending_) {
-      if (std::find(backends.begin(), backends.end(), watched.backend) == backends.end())
-        backends.push_back(watched.backend);
-    }
     std::vector<std::future<void>> aborts;
-    for (const Backend& backend : backends) {
+    for (const Backend& backend : backends_) {
       std::packaged_task<void()> abort([backend] {
         try {
           backend->abort();
@@ -152,6 +152,7 @@ class DeviceWatch::Thread {
   World& world_;
   mutable std::mutex mutex_;
   std::condition_variable_any wake_;
+  std::vector<Backend> backends_;
   std::list<Watched> pending_;
   Clock::time_point progress_ =
       Clock::now();  ///< When a collective last ended, or the first began.
@@ -167,6 +168,7 @@ void DeviceWatch::add(std::string operation, const std::vector<std::int64_t>& ra
                       Backend backend, c10::intrusive_ptr<c10d::Work> work) {
   thread_->add({std::move(operation), ranks, std::move(backend), std::move(work)});
 }
+void DeviceWatch::know(Backend backend) { thread_->know(std::move(backend)); }
 void DeviceWatch::forget(const Backend& backend) { thread_->forget(backend); }
 void DeviceWatch::check() const { thread_->check(); }
 void DeviceWatch::give_up(const std::string& why) { thread_->give_up(why); }

@@ -29,12 +29,14 @@ class DeviceWatch {
   /// `operation`: "all_reduce of group tp (ranks 0, 1)"; `ranks`: its members.
   void add(std::string operation, const std::vector<std::int64_t>& ranks, Backend backend,
            c10::intrusive_ptr<c10d::Work> work);
-  /// Before the process group is shut down.
+  /// A process group of the world, from when it is made until it is shut down.
+  void know(Backend backend);
   void forget(const Backend& backend);
   /// Throws the CommError of a collective that did not end.
   void check() const;
-  /// Aborts what is under way, which other members will not finish; the world is broken then.
-  /// Returns when it is aborted, or after ten seconds.
+  /// Aborts the world's process groups, idle ones too: to shut one down its members wait for each
+  /// other, and one of them may be frozen. The world is broken then. Returns when they are aborted,
+  /// or after ten seconds.
   void give_up(const std::string& why);
 
  private:
