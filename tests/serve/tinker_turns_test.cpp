@@ -115,6 +115,22 @@ TEST(TinkerTurns, ARunThatCameLateSharesTheNextPass) {
   caller.wait(caller.post("forward_backward", ApiClient::work(runs[1], 2, {5, 6})));
 }
 
+TEST(TinkerTurns, AnIdleModelWaitsWhileOthersStillSend) {
+  const Directory folder;
+  tinker::ServiceOptions options = Served::quick();
+  options.runs.join_s = options.runs.arrival_s = 3600;  // no race with a slow machine
+  Served served(folder.path(), options, {});
+  ApiClient caller(served.port());
+  // None has a pause that would tell when it comes back.
+  const std::vector<std::string> runs = made_runs(caller, {8, 8, 8});
+  std::vector<json> promises;
+  for (const std::string& run : runs)
+    promises.push_back(caller.post("forward_backward", ApiClient::work(run, 1, {1, 2})));
+  // With the last one nobody is left to wait for.
+  for (const json& promise : promises) caller.wait(promise);
+  EXPECT_EQ(served.backend().calls, " pass of 3");
+}
+
 TEST(TinkerTurns, AStepThatFailsLeavesThoseBesideItAlone) {
   const Directory folder;
   Served served(folder.path(), Served::quick(), {});

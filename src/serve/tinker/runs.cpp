@@ -49,7 +49,8 @@ void Runs::open(const std::string& run, const std::string& tenant, Operation fir
   made.next_seq = first_seq - 1;
   first.seq = made.next_seq;
   made.waiting.emplace(first.seq, std::move(first));
-  join_after(runs_.size() > 1 ? options_.arrival_s : 0);
+  if (!is_busy_) last_arrival_ = Clock::now();
+  join_after(0);
 }
 
 void Runs::check(const std::string& run, std::int64_t seq, std::size_t bytes) const {
@@ -83,7 +84,8 @@ void Runs::add(const std::string& run, Operation operation) {
   }
   entry.waiting_bytes += operation.bytes;
   entry.waiting.emplace(operation.seq, std::move(operation));
-  join_after(runs_.size() > 1 ? options_.arrival_s : 0);
+  if (!is_busy_) last_arrival_ = Clock::now();
+  join_after(0);
 }
 
 void Runs::fail_waiting(Run& run, const std::string& message) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <deque>
@@ -59,8 +60,11 @@ class Runs {
     std::size_t most_waiting_bytes = std::size_t{256} << 20;  ///< For one run.
     std::int64_t most_waiting = 4096;                         ///< Operations of one run.
     std::int64_t pass_tokens = 16384;                         ///< Joined from several runs.
-    double arrival_s = 0.004;  ///< Waits so long for what other runs send at the same time.
-    double join_s = 0.02;      ///< And so long for runs that are expected by then.
+    /// An idle model waits until nothing has come for so long, at most join_s in all.
+    double arrival_s = 0.004;
+    /// For runs that are expected by then a turn waits so long, or this part of the last pass's
+    /// time.
+    double join_s = 0.02, join_share = 0.25;
   };
   Runs(Server& server, ModelThread& model, Promises& promises, const Options& options);
 
@@ -129,6 +133,7 @@ class Runs {
   static double seconds_since(Clock::time_point then) {
     return std::chrono::duration<double>(Clock::now() - then).count();
   }
+  double join_s() const { return std::max(options_.join_s, options_.join_share * pass_s_); }
   /// Whether a run that has nothing to do comes back, as after its last pause, before a turn that
   /// has waited for `waited_s` is to begin.
   bool is_expected(const Run& run, double waited_s) const;
@@ -161,7 +166,9 @@ class Runs {
   std::int64_t turns_ = 0;
   bool is_busy_ = false, is_draining_ = false, is_join_due_ = false;
   std::optional<Clock::time_point> waits_since_;  ///< A turn for others.
+  Clock::time_point last_arrival_;                ///< Of an operation while the model was idle.
   bool was_step_ = false;                         ///< The last turn was one of optimizer steps.
+  double pass_s_ = 0;                             ///< The last forward_backwards took so long.
 };
 
 }  // namespace heddle::serve::tinker

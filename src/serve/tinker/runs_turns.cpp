@@ -68,26 +68,31 @@ std::vector<std::string> Runs::ready_runs() const {
 bool Runs::is_expected(const Run& run, double waited_s) const {
   const double idle_s = seconds_since(run.idle_since);
   return !run.is_running && !run.is_closed && run.waiting.empty() &&
-         run.pause_s - idle_s <= options_.join_s - waited_s &&
+         run.pause_s - idle_s <= join_s() - waited_s &&
          idle_s <= 1.5 * run.pause_s + options_.join_s / 4;
 }
 
 bool Runs::awaits_others() {
   std::int64_t tokens = 0;
-  bool is_any_ready = false, is_step_ready = false;
+  bool is_any_ready = false, is_step_ready = false, may_others_come = false;
   for (const auto& [id, run] : runs_) {
-    if (!is_ready(run)) continue;
+    if (!is_ready(run)) {
+      may_others_come = may_others_come || !(run.is_closed || run.is_running);
+      continue;
+    }
+    const Operation& operation = next(id);
+    if (!operation.work && !operation.update) return false;  // nobody can share its turn
     is_any_ready = true;
-    is_step_ready = is_step_ready || next(id).update;
-    tokens += next(id).tokens;
+    is_step_ready = is_step_ready || operation.update;
+    tokens += operation.tokens;
   }
   if (is_any_ready && !waits_since_) waits_since_ = Clock::now();
   const double waited_s = waits_since_ ? seconds_since(*waits_since_) : 0;
-  const bool may_wait = is_any_ready && tokens < options_.pass_tokens &&
-                        waited_s < options_.join_s && !(is_step_ready && !was_step_);
-  return may_wait && std::ranges::any_of(runs_, [&](const auto& each) {
-           return is_expected(each.second, waited_s);
-         });
+  if (!is_any_ready || !may_others_come || tokens >= options_.pass_tokens) return false;
+  if (waited_s < options_.join_s && seconds_since(last_arrival_) < options_.arrival_s) return true;
+  if (waited_s >= join_s() || (is_step_ready && !was_step_)) return false;
+  return std::ranges::any_of(runs_,
+                             [&](const auto& each) { return is_expected(each.second, waited_s); });
 }
 
 void Runs::join() {
@@ -150,7 +155,8 @@ void Runs::pump() {
     batch->push_back(take(ready[i]));
   }
   was_step_ = batch->front().operation.update.has_value();
-  model_.run([this, batch](Backend& backend) {
+  const auto begun = Clock::now();
+  model_.run([this, batch, begun](Backend& backend) {
     Running& first = batch->front();
     if (first.operation.work) {
       const Outcome failure = guarded([&] {
@@ -183,7 +189,10 @@ void Runs::pump() {
         running.outcome = guarded([&] { return running.operation.act(backend, set_of(running)); });
       }
     }
-    server_.post([this, batch] { done(batch); });
+    server_.post([this, batch, begun] {
+      if (batch->front().operation.work) pass_s_ = seconds_since(begun);
+      done(batch);
+    });
   });
 }
 
