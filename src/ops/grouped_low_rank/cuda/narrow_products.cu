@@ -1,10 +1,13 @@
-// Work of a CTA: 128 x 64 of one product, 64 in depth a step, by mma.sync; warp w has rows 16 w...
-// Products whose tiles do not fill the device are cut along their depth over the CTAs of a cluster,
-// which add their sums up in order through each other's shared memory.
+// A tile: 128 x 64 of one product, 64 in depth a step, by mma.sync; warp w has rows 16 w... The
+// CTAs that the device holds at once go over the tiles, the deepest first. Where these are few, a
+// tile is cut along its depth over the CTAs of a cluster, which add their sums up in order through
+// each other's shared memory.
 //
 // Shared memory: 4 stages of both tiles, rows 16 bytes longer than they are, which ldmatrix reads
-// without conflicts; then the sums in fp32 in the same place.
+// without conflicts; then the sums in fp32 in the same place, in lines that lie as in the result.
 #include <algorithm>
+#include <array>
+#include <cstdint>
 #include <stdexcept>
 
 #include "ops/cuda/mma.cuh"
@@ -19,8 +22,9 @@ constexpr int kTallBytes =
     kTileM * (kDepth + 8) * 2;  // or kDepth * (kTileM + 8) * 2, which is less
 constexpr int kNarrowBytes = kTileN * (kDepth + 8) * 2;
 constexpr int kStageBytes = kTallBytes + kNarrowBytes;
-constexpr int kSumPitch = kTileN + 1;
-static_assert(kTileM * kSumPitch * 4 <= kStages * kStageBytes);
+constexpr int kLinePitch = kTileN + 4, kTurnedPitch = kTileM + 4;  // of sums
+static_assert(kTileM * kLinePitch * 4 <= kStages * kStageBytes);
+static_assert(kTileN * kTurnedPitch * 4 <= kStages * kStageBytes);
 constexpr u32 kSharedBytes = kStages * kStageBytes;
 constexpr int kMostParts = 8;
 
@@ -36,7 +40,7 @@ struct Entry {
 constexpr int kEntries = 60;
 struct Table {
   Entry entries[kEntries];
-  int count, parts;
+  int count, parts, tiles;
 };
 static_assert(sizeof(Table) <= 4096);
 
@@ -123,7 +127,7 @@ struct Tile {
     }
   }
 
-  /// The sums of steps [first, last) to shared memory, [kTileM, kSumPitch].
+  /// The sums of steps [first, last) to shared memory.
   template <int NB>
   __device__ __forceinline__ void sum(u32 memory, float* to, int first, int last) const {
     float sums[NB][4];
@@ -147,21 +151,127 @@ struct Tile {
               column = (lane & 3) * 2;
 #pragma unroll
     for (int n = 0; n < NB; ++n) {
-      float* const at = to + row * kSumPitch + n * 8 + column;
-      at[0] = sums[n][0];
-      at[1] = sums[n][1];
-      at[8 * kSumPitch] = sums[n][2];
-      at[8 * kSumPitch + 1] = sums[n][3];
+      if (form == NarrowForm::kGradients && e.turned) {
+        float* const at = to + (n * 8 + column) * kTurnedPitch + row;
+        at[0] = sums[n][0];
+        at[kTurnedPitch] = sums[n][1];
+        at[8] = sums[n][2];
+        at[kTurnedPitch + 8] = sums[n][3];
+      } else {
+        float* const at = to + row * kLinePitch + n * 8 + column;
+        *reinterpret_cast<float2*>(at) = make_float2(sums[n][0], sums[n][1]);
+        *reinterpret_cast<float2*>(at + 8 * kLinePitch) = make_float2(sums[n][2], sums[n][3]);
+      }
     }
   }
 };
 
-/// The sum of all parts at a place of the tile.
-__device__ __forceinline__ float joined(u32 sums, int row, int column, int parts) {
-  const u32 at = sums + (row * kSumPitch + column) * 4;
-  float total = 0;
-  for (int part = 0; part < parts; ++part) total += load_from(at, static_cast<u32>(part));
+/// The sums of all parts at four places that lie together.
+__device__ __forceinline__ float4 joined(u32 at, int parts) {
+  if (parts == 1) {
+    const uint4 own = ld_shared16(at);
+    return make_float4(__uint_as_float(own.x), __uint_as_float(own.y), __uint_as_float(own.z),
+                       __uint_as_float(own.w));
+  }
+  float4 each[kMostParts];
+#pragma unroll
+  for (int part = 0; part < kMostParts; ++part)
+    if (part < parts) each[part] = load4_from(at, static_cast<u32>(part));
+  float4 total = each[0];
+#pragma unroll
+  for (int part = 1; part < kMostParts; ++part) {
+    if (part >= parts) break;
+    total.x += each[part].x;
+    total.y += each[part].y;
+    total.z += each[part].z;
+    total.w += each[part].w;
+  }
   return total;
+}
+
+/// Up to four of a line of fp32.
+__device__ __forceinline__ void put(float* out, float4 sum, int count, bool accumulates) {
+  if (count == 4 && reinterpret_cast<uintptr_t>(out) % 16 == 0) {
+    auto* const all = reinterpret_cast<float4*>(out);
+    if (accumulates) {
+      const float4 before = *all;
+      sum = make_float4(before.x + sum.x, before.y + sum.y, before.z + sum.z, before.w + sum.w);
+    }
+    *all = sum;
+    return;
+  }
+  const float sums[4] = {sum.x, sum.y, sum.z, sum.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    if (i < count) out[i] = accumulates ? out[i] + sums[i] : sums[i];
+}
+
+/// All members of the cluster, of which there may be one.
+__device__ __forceinline__ void meet(int parts) {
+  if (parts > 1) {
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
+                     : "memory");
+  } else {
+    __syncthreads();
+  }
+}
+
+template <NarrowForm form>
+__device__ void compute(const Entry& e, int place, unsigned char* memory, int part, int parts) {
+  const int rows = tiles_along(e.m, kTileM);
+  const Tile<form> work{e, place % rows * kTileM, place / rows * kTileN};
+  const int steps = tiles_along(e.k, kDepth), each = tiles_along(steps, parts),
+            first = min(part * each, steps), last = min(first + each, steps);
+  const int columns = min(e.n - work.n0, kTileN);
+  auto* const sums = reinterpret_cast<float*>(memory);
+  if (columns <= 16) {
+    work.template sum<2>(smem_u32(memory), sums, first, last);
+  } else if (columns <= 32) {
+    work.template sum<4>(smem_u32(memory), sums, first, last);
+  } else {
+    work.template sum<8>(smem_u32(memory), sums, first, last);
+  }
+  meet(parts);
+  // Each part writes its share.
+  const u32 from = smem_u32(memory);
+  const int rows_here = min(e.m - work.m0, kTileM), begin = part * kThreads + threadIdx.x,
+            stride = parts * kThreads;
+  if constexpr (form == NarrowForm::kGradients) {
+    const int lines = e.turned ? columns : rows_here, length = e.turned ? rows_here : columns,
+              pitch = e.turned ? kTurnedPitch : kLinePitch,
+              bits = e.turned        ? 5
+                     : columns <= 16 ? 2
+                     : columns <= 32 ? 3
+                                     : 4;  // of quads a line
+    float* const out = static_cast<float*>(e.out) +
+                       (e.turned ? static_cast<int64_t>(work.n0) * e.out_stride + work.m0
+                                 : static_cast<int64_t>(work.m0) * e.out_stride + work.n0);
+    for (int i = begin; i < lines << bits; i += stride) {
+      const int line = i >> bits, at = (i & ((1 << bits) - 1)) * 4;
+      if (at >= length) continue;
+      float4 sum = joined(from + (line * pitch + at) * 4, parts);
+      sum = make_float4(e.scale * sum.x, e.scale * sum.y, e.scale * sum.z, e.scale * sum.w);
+      put(out + static_cast<int64_t>(line) * e.out_stride + at, sum, min(length - at, 4),
+          e.accumulates);
+    }
+  } else {
+    const int bits = columns <= 16 ? 1 : columns <= 32 ? 2 : 3;  // of runs of 8 a line
+    bf16* const out =
+        static_cast<bf16*>(e.out) + static_cast<int64_t>(work.m0) * e.out_stride + work.n0;
+    for (int i = begin; i < rows_here << bits; i += stride) {
+      const int row = i >> bits, column = (i & ((1 << bits) - 1)) * 8;
+      if (column >= columns) continue;
+      const u32 at = from + (row * kLinePitch + column) * 4;
+      const float4 low = joined(at, parts), high = joined(at + 16, parts);
+      st_global16(out + static_cast<int64_t>(row) * e.out_stride + column,
+                  make_uint4(pack_bf16(e.scale * low.x, e.scale * low.y),
+                             pack_bf16(e.scale * low.z, e.scale * low.w),
+                             pack_bf16(e.scale * high.x, e.scale * high.y),
+                             pack_bf16(e.scale * high.z, e.scale * high.w)));
+    }
+  }
+  // Nobody's memory is written again before all have read it.
+  meet(parts);
 }
 
 #endif
@@ -170,108 +280,86 @@ template <NarrowForm form>
 __global__ void __launch_bounds__(kThreads, 2) narrow_kernel(const __grid_constant__ Table table) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(128) unsigned char memory[];
-  const int parts = table.parts, tile = static_cast<int>(blockIdx.x) / parts,
+  const int parts = table.parts, clusters = static_cast<int>(gridDim.x) / parts,
             part = static_cast<int>(blockIdx.x) % parts;
-  const Entry& e = table.entries[entry_of(table.entries, table.count, tile)];
-  const int rows = tiles_along(e.m, kTileM), place = tile - e.first_tile;
-  const Tile<form> work{e, place % rows * kTileM, place / rows * kTileN};
-  const int steps = tiles_along(e.k, kDepth), each = tiles_along(steps, parts),
-            first = min(part * each, steps), last = min(first + each, steps);
-  const int columns = min(e.n - work.n0, kTileN);
-  float* const sums = reinterpret_cast<float*>(memory);
-  if (columns <= 16) {
-    work.template sum<2>(smem_u32(memory), sums, first, last);
-  } else if (columns <= 32) {
-    work.template sum<4>(smem_u32(memory), sums, first, last);
-  } else {
-    work.template sum<8>(smem_u32(memory), sums, first, last);
+  for (int tile = static_cast<int>(blockIdx.x) / parts; tile < table.tiles; tile += clusters) {
+    const Entry& e = table.entries[entry_of(table.entries, table.count, tile)];
+    compute<form>(e, tile - e.first_tile, memory, part, parts);
   }
-  if (parts > 1) {
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
-                     : "memory");
-  } else {
-    __syncthreads();
-  }
-  // Each part writes its share of the rows.
-  const int share = kTileM / parts, begin = part * share;
-  const u32 from = smem_u32(memory);
-  if constexpr (form == NarrowForm::kGradients) {
-    float* const out = static_cast<float*>(e.out);
-    for (int i = threadIdx.x; i < share * columns; i += kThreads) {
-      const int row = begin + (e.turned ? i % share : i / columns),
-                column = e.turned ? i / share : i % columns;
-      if (work.m0 + row >= e.m) continue;
-      const int64_t at =
-          e.turned ? static_cast<int64_t>(work.n0 + column) * e.out_stride + work.m0 + row
-                   : static_cast<int64_t>(work.m0 + row) * e.out_stride + work.n0 + column;
-      const float total = e.scale * joined(from, row, column, parts);
-      out[at] = e.accumulates ? out[at] + total : total;
-    }
-  } else {
-    bf16* const out = static_cast<bf16*>(e.out);
-    const int runs = tiles_along(columns, 8);
-    for (int i = threadIdx.x; i < share * runs; i += kThreads) {
-      const int row = begin + i / runs, column = i % runs * 8;
-      if (work.m0 + row >= e.m) continue;
-      u32 words[4];
-#pragma unroll
-      for (int j = 0; j < 4; ++j)
-        words[j] = pack_bf16(e.scale * joined(from, row, column + 2 * j, parts),
-                             e.scale * joined(from, row, column + 2 * j + 1, parts));
-      st_global16(out + static_cast<int64_t>(work.m0 + row) * e.out_stride + work.n0 + column,
-                  make_uint4(words[0], words[1], words[2], words[3]));
-    }
-  }
-  // Nobody's memory goes before all have read it.
-  if (parts > 1)
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
-                     : "memory");
 #endif
 }
 
-/// The work of a launch.
-struct Load {
-  int tiles = 0, deepest = 0;  // steps of the deepest product
-};
+constexpr int kPartsTried = 4;  ///< 1, 2, 4, 8
 
-/// CTAs along the depth of each product: as many as fill the device, and none of the deepest with
-/// less than 4 steps. More of them for products of unequal depth were slower.
-int parts_of(const Load& load) {
-  int parts = 1;
-  while (parts < kMostParts && load.tiles * parts < multiprocessors() &&
-         load.deepest / (2 * parts) >= 4)
-    parts *= 2;
-  return parts;
+template <NarrowForm form>
+cudaLaunchConfig_t configure(cudaLaunchAttribute& size, int clusters, int parts) {
+  size.id = cudaLaunchAttributeClusterDimension;
+  size.val.clusterDim = {static_cast<unsigned>(parts), 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(clusters * parts));
+  config.blockDim = dim3(kThreads);
+  config.dynamicSmemBytes = kSharedBytes;
+  config.attrs = &size;
+  config.numAttrs = 1;
+  return config;
+}
+
+/// Clusters of each size that the device holds at once.
+template <NarrowForm form>
+const std::array<int, kPartsTried>& clusters_at_once() {
+  static const std::array<int, kPartsTried> most = [] {
+    cudaFuncSetAttribute(narrow_kernel<form>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                         kSharedBytes);
+    std::array<int, kPartsTried> found{};
+    for (int i = 0; i < kPartsTried; ++i) {
+      cudaLaunchAttribute size{};
+      const cudaLaunchConfig_t config = configure<form>(size, 1, 1 << i);
+      cudaOccupancyMaxActiveClusters(&found[i], narrow_kernel<form>, &config);
+      found[i] = std::max(1, found[i]);
+    }
+    return found;
+  }();
+  return most;
+}
+
+/// Steps of the cluster that has most to do: the one with the first of every `clusters` tiles.
+int longest(const Table& table, int clusters, int parts) {
+  constexpr int kOfATile = 6;  // a tile's start and end take as long
+  int steps = 0;
+  for (int i = 0, tile = 0; tile < table.tiles; tile += clusters) {
+    while (i + 1 < table.count && table.entries[i + 1].first_tile <= tile) ++i;
+    steps += tiles_along(tiles_along(table.entries[i].k, kDepth), parts) + kOfATile;
+  }
+  return steps;
 }
 
 template <NarrowForm form>
-void launch(Table& table, const Load& load, cudaStream_t stream) {
-  if (load.tiles == 0) return;
-  table.parts = parts_of(load);
-  cudaFuncSetAttribute(narrow_kernel<form>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                       kSharedBytes);
+void launch(Table& table, cudaStream_t stream) {
+  if (table.tiles == 0) return;
+  int clusters = 0, least = INT32_MAX;
+  for (int i = 0; i < kPartsTried; ++i) {
+    const int these = std::min(table.tiles, clusters_at_once<form>()[i]),
+              steps = longest(table, these, 1 << i);
+    if (steps >= least) continue;
+    least = steps;
+    clusters = these;
+    table.parts = 1 << i;
+  }
   cudaLaunchAttribute size{};
-  size.id = cudaLaunchAttributeClusterDimension;
-  size.val.clusterDim = {static_cast<unsigned>(table.parts), 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(load.tiles * table.parts));
-  config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes = kSharedBytes;
+  cudaLaunchConfig_t config = configure<form>(size, clusters, table.parts);
   config.stream = stream;
-  config.attrs = &size;
-  config.numAttrs = 1;
   cudaLaunchKernelEx(&config, narrow_kernel<form>, table);
   check_launch("narrow_products");
 }
 
-void launch(NarrowForm form, Table& table, const Load& load, cudaStream_t stream) {
+void launch(NarrowForm form, Table& table, cudaStream_t stream) {
   switch (form) {
     case NarrowForm::kRows:
-      return launch<NarrowForm::kRows>(table, load, stream);
+      return launch<NarrowForm::kRows>(table, stream);
     case NarrowForm::kDeep:
-      return launch<NarrowForm::kDeep>(table, load, stream);
+      return launch<NarrowForm::kDeep>(table, stream);
     case NarrowForm::kGradients:
-      return launch<NarrowForm::kGradients>(table, load, stream);
+      return launch<NarrowForm::kGradients>(table, stream);
   }
 }
 
@@ -279,35 +367,33 @@ void launch(NarrowForm form, Table& table, const Load& load, cudaStream_t stream
 
 void narrow_products(NarrowForm form, const std::vector<NarrowProduct>& products,
                      cudaStream_t stream) {
+  std::vector<const NarrowProduct*> deepest_first;
+  for (const NarrowProduct& p : products)
+    if (p.m > 0 && p.n > 0) deepest_first.push_back(&p);
+  std::stable_sort(deepest_first.begin(), deepest_first.end(),
+                   [](const NarrowProduct* a, const NarrowProduct* b) { return a->k > b->k; });
   Table table{};
-  Load load;
-  const auto run = [&] {
-    launch(form, table, load, stream);
-    table.count = 0;
-    load = {};
-  };
-  for (const NarrowProduct& p : products) {
-    if (p.m == 0 || p.n == 0) continue;
-    if (table.count == kEntries) run();
-    Entry& e = table.entries[table.count++];
-    e = {static_cast<const bf16*>(p.tall),
-         static_cast<const bf16*>(p.narrow),
-         p.out,
-         p.tall_stride,
-         static_cast<int32_t>(p.narrow_stride),
-         static_cast<int32_t>(p.out_stride),
-         p.m,
-         p.k,
-         p.n,
-         load.tiles,
-         p.scale,
-         p.turned,
-         p.accumulates,
-         begins_on_16_bytes(p.narrow, p.narrow_stride)};
-    load.tiles += tiles_along(p.m, kTileM) * tiles_along(p.n, kTileN);
-    load.deepest = std::max(load.deepest, tiles_along(p.k, kDepth));
+  for (std::size_t i = 0; i < deepest_first.size(); ++i) {
+    const NarrowProduct& p = *deepest_first[i];
+    table.entries[table.count++] = {static_cast<const bf16*>(p.tall),
+                                    static_cast<const bf16*>(p.narrow),
+                                    p.out,
+                                    p.tall_stride,
+                                    static_cast<int32_t>(p.narrow_stride),
+                                    static_cast<int32_t>(p.out_stride),
+                                    p.m,
+                                    p.k,
+                                    p.n,
+                                    table.tiles,
+                                    p.scale,
+                                    p.turned,
+                                    p.accumulates,
+                                    begins_on_16_bytes(p.narrow, p.narrow_stride)};
+    table.tiles += tiles_along(p.m, kTileM) * tiles_along(p.n, kTileN);
+    if (table.count < kEntries && i + 1 < deepest_first.size()) continue;
+    launch(form, table, stream);
+    table.count = table.tiles = 0;
   }
-  run();
 }
 
 }  // namespace heddle::ops::cuda

@@ -7,15 +7,16 @@
 
 namespace heddle::ops::cuda {
 
-/// The last of `count` entries whose first tile is not beyond `tile`.
+/// The last of `count` entries whose first tile is not beyond `tile`. Each lane looks at every
+/// 32nd: searched one after another, places of the table that no cache holds yet would add up.
 template <class Entry>
 __device__ __forceinline__ int entry_of(const Entry* entries, int count, int tile) {
-  int low = 0, high = count;
-  while (high - low > 1) {
-    const int middle = (low + high) / 2;
-    (entries[middle].first_tile <= tile ? low : high) = middle;
+  int before = 0;
+  for (int first = 0; first < count; first += 32) {
+    const int i = first + static_cast<int>(threadIdx.x % 32);
+    before += __popc(__ballot_sync(~0u, i < count && entries[i].first_tile <= tile));
   }
-  return low;
+  return before - 1;
 }
 
 /// 8 elements to shared memory, those from `valid` on as zeros; one copy where they begin on 16
