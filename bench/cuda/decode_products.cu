@@ -1,6 +1,8 @@
 // Times the products of a step of generation: sums of products of a few rows (few_rows, batch_rows)
 // compared with cuBLAS one by one and with a copy. Needs no libtorch:
 //   heddle_decode_bench [ROWS ...] [TEXT ...]     of projections whose names have a text
+//   heddle_decode_bench --sets N [--rank R] ...   also with low-rank changes of N sets, in turns of
+//   rows
 // Each figure is a replay of a graph whose calls have matrices of their own, more than the cache
 // holds. Results are compared with a plain kernel first.
 #include <cublas_v2.h>
@@ -42,8 +44,25 @@ __global__ void copy(const uint4* from, uint4* to, int64_t count) {
     to[i] = from[i];
 }
 
+/// The change of one output before its row's norm: low-rank factors of the row's set.
+__device__ float change_of(const FewRowTerm& t, const SlotFactors& factors, const bf16* a,
+                           const FewRowNorm& norm, int column) {
+  float y = 0;
+  for (int r = 0; r < factors.rank; ++r) {
+    float low = 0;
+    for (int k = 0; k < t.depth; ++k) {
+      float x = __bfloat162float(a[k]);
+      if (norm.weight != nullptr)
+        x *= norm.offset + __bfloat162float(static_cast<const bf16*>(norm.weight)[k]);
+      low += x * __bfloat162float(static_cast<const bf16*>(factors.a)[r * t.depth + k]);
+    }
+    y += low * __bfloat162float(static_cast<const bf16*>(factors.b)[column * factors.rank + r]);
+  }
+  return y * factors.scale;
+}
+
 /// y = what few_row_sums() makes of one sum, a thread each output.
-__global__ void plain(FewRowSum sum, FewRowNorm norm, int rows, float* y) {
+__global__ void plain(FewRowSum sum, FewRowNorm norm, FewRowSlots slots, int rows, float* y) {
   const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x), row = i / sum.columns,
             column = i % sum.columns;
   if (row >= rows) return;
@@ -58,6 +77,12 @@ __global__ void plain(FewRowSum sum, FewRowNorm norm, int rows, float* y) {
     total += x * __bfloat162float(static_cast<const bf16*>(t.b)[column * t.b_stride + k]);
     if (sum.up != nullptr)
       up += x * __bfloat162float(static_cast<const bf16*>(sum.up)[column * t.b_stride + k]);
+  }
+  for (int i = 0; i < slots.count; ++i) {
+    const SlotRun run = slots.runs[i];
+    if (run.slot < 0 || row < run.first || row >= run.first + run.rows) continue;
+    total += change_of(t, sum.change.slots[run.slot], a, norm, column);
+    if (sum.up != nullptr) up += change_of(t, sum.up_change.slots[run.slot], a, norm, column);
   }
   const float rstd = norm.weight != nullptr ? rsqrtf(squares / t.depth + norm.eps) : 1.f;
   float v = total * rstd;
@@ -89,18 +114,30 @@ const std::vector<Shape> kShapes = {
 
 constexpr int kMostRows = 64;
 
+/// Sets of adapters, if any, and their rank.
+struct Changes {
+  int sets = 0, rank = 16;
+};
+
 struct Data {
   const Shape& shape;
+  const Changes changes;
   int copies;
   int64_t matrix_elements = 0;
   bf16 *matrices = nullptr, *x = nullptr, *norm = nullptr, *residual = nullptr, *y = nullptr;
   int width = 0;
+  int64_t factor_elements = 0;
+  bf16 *factors = nullptr, *lows = nullptr;
+  SlotFactors* slots = nullptr;  ///< [copies, matrices, sets]
+  SlotRun* runs = nullptr;       ///< [rows, most runs]
 
-  explicit Data(const Shape& shape) : shape(shape) {
+  Data(const Shape& shape, const Changes& changes) : shape(shape), changes(changes) {
     for (const int columns : shape.columns) {
       matrix_elements += int64_t{columns} * shape.depth;
       width += columns;
     }
+    for (const int columns : shape.columns)
+      factor_elements += int64_t{changes.sets} * changes.rank * (shape.depth + columns);
     copies = static_cast<int>(std::min<int64_t>(40, 600'000'000 / (matrix_elements * 2)));
     const auto make = [](bf16*& to, int64_t count, unsigned seed, float scale) {
       check(cudaMalloc(&to, count * 2));
@@ -111,10 +148,70 @@ struct Data {
     make(norm, shape.depth, 3, 0.5f);
     make(residual, int64_t{kMostRows} * width, 4, 1);
     make(y, int64_t{kMostRows} * width * 2, 5, 1);
+    if (changes.sets > 0) {
+      make(factors, factor_elements * copies, 6, 0.05f);
+      make(lows, int64_t{kMostRows} * low_width() * 4, 7, 1);
+      make_tables();
+    }
     check(cudaDeviceSynchronize());
   }
+  int low_width() const {
+    return (changes.rank + 15) / 16 * 16 * static_cast<int>(shape.columns.size());
+  }
+  void make_tables() {
+    std::vector<SlotFactors> all;
+    const bf16* at = factors;
+    for (int copy = 0; copy < copies; ++copy) {
+      for (const int columns : shape.columns) {
+        for (int set = 0; set < changes.sets; ++set) {
+          all.push_back({at, at + int64_t{changes.rank} * shape.depth, changes.rank, 1.f});
+          at += int64_t{changes.rank} * (shape.depth + columns);
+        }
+      }
+    }
+    check(cudaMalloc(&slots, all.size() * sizeof(SlotFactors)));
+    check(cudaMemcpy(slots, all.data(), all.size() * sizeof(SlotFactors), cudaMemcpyHostToDevice));
+    std::vector<SlotRun> some;
+    for (int rows = 1; rows <= kMostRows; ++rows) {
+      std::vector<SlotRun> own = runs_of(rows);
+      own.resize(kMostRows);
+      some.insert(some.end(), own.begin(), own.end());
+    }
+    check(cudaMalloc(&runs, some.size() * sizeof(SlotRun)));
+    check(cudaMemcpy(runs, some.data(), some.size() * sizeof(SlotRun), cudaMemcpyHostToDevice));
+  }
+  /// As the rollout engine makes them: rows in the order of their sets, a power of two of runs.
+  std::vector<SlotRun> runs_of(int rows) const {
+    std::vector<SlotRun> own;
+    const int sets = std::min(changes.sets, rows);
+    for (int set = 0; set < sets; ++set) {
+      const int end = rows * (set + 1) / sets;
+      for (int first = rows * set / sets; first < end; first += kMostSlotRows)
+        own.push_back({set, first, std::min(kMostSlotRows, end - first), 0});
+    }
+    std::size_t count = 1;
+    while (count < own.size()) count *= 2;
+    own.resize(count);
+    return own;
+  }
+  FewRowSlots slots_of(int rows) const {
+    if (changes.sets == 0) return {};
+    return {runs + (rows - 1) * kMostRows, static_cast<int>(runs_of(rows).size()),
+            (changes.rank + 15) / 16 * 16};
+  }
+  FewRowChange change(int copy, std::size_t i) const {
+    FewRowChange made;
+    if (changes.sets == 0) return made;
+    made.slots = slots + (static_cast<std::size_t>(copy) * shape.columns.size() + i) *
+                             static_cast<std::size_t>(changes.sets);
+    made.low = lows + static_cast<int>(i) * ((changes.rank + 15) / 16 * 16);
+    made.low_stride = low_width();
+    return made;
+  }
   ~Data() {
-    for (bf16* p : {matrices, x, norm, residual, y}) cudaFree(p);
+    for (bf16* p : {matrices, x, norm, residual, y, factors, lows}) cudaFree(p);
+    cudaFree(slots);
+    cudaFree(runs);
   }
   const bf16* matrix(int copy, std::size_t i) const {
     int64_t at = matrix_elements * copy;
@@ -126,12 +223,13 @@ struct Data {
     if (shape.has_norm) n = {norm, Element::kBFloat16, 1.f, 1e-6f};
     return n;
   }
-  std::vector<FewRowSum> sums(int copy) const {
+  std::vector<FewRowSum> sums(int copy, bool is_changed = false) const {
     std::vector<FewRowSum> all;
     int64_t at = 0;
     for (std::size_t i = 0; i < shape.columns.size(); ++i) {
       if (shape.is_gated && i == 1) {
         all[0].up = matrix(copy, 1);
+        if (is_changed) all[0].up_change = change(copy, 1);
         continue;
       }
       FewRowSum sum;
@@ -141,6 +239,7 @@ struct Data {
       if (shape.has_residual) sum.start = residual, sum.start_stride = sum.columns;
       sum.terms[0] = {x, matrix(copy, i), shape.depth, shape.depth, shape.depth};
       sum.term_count = 1;
+      if (is_changed) sum.change = change(copy, i);
       all.push_back(sum);
       at += int64_t{kMostRows} * sum.columns;
     }
@@ -181,13 +280,14 @@ double time_of(int calls, const std::function<void(int, cudaStream_t)>& call) {
 }
 
 /// The largest difference of a result from the plain kernel's, over the root of the mean square.
-double error_of(const Data& data, int rows, const std::vector<FewRowSum>& sums) {
+double error_of(const Data& data, int rows, const std::vector<FewRowSum>& sums,
+                const FewRowSlots& slots = {}) {
   double worst = 0;
   for (const FewRowSum& sum : sums) {
     const int count = rows * sum.columns;
     float* exact;
     check(cudaMalloc(&exact, count * 4));
-    plain<<<(count + 255) / 256, 256>>>(sum, data.own_norm(), rows, exact);
+    plain<<<(count + 255) / 256, 256>>>(sum, data.own_norm(), slots, rows, exact);
     std::vector<float> expected(count);
     std::vector<bf16> found(count);
     check(cudaMemcpy(expected.data(), exact, count * 4, cudaMemcpyDeviceToHost));
@@ -202,6 +302,26 @@ double error_of(const Data& data, int rows, const std::vector<FewRowSum>& sums) 
     worst = std::max(worst, most / std::sqrt(square / count));
   }
   return worst;
+}
+
+using Sums = void (*)(int, const std::vector<FewRowSum>&, cudaStream_t, const FewRowNorm&,
+                      const FewRowSlots&);
+
+/// Microseconds and error of a kernel.
+struct Figures {
+  double us, error;
+};
+Figures measure(const Data& data, int rows, bool is_changed, Sums kernel) {
+  const FewRowSlots slots = is_changed ? data.slots_of(rows) : FewRowSlots{};
+  Figures figures{};
+  figures.us = time_of(data.copies, [&](int copy, cudaStream_t stream) {
+    kernel(rows, data.sums(copy, is_changed), stream, data.own_norm(), slots);
+  });
+  check(cudaMemset(data.y, 0xff, int64_t{kMostRows} * data.width * 2));
+  kernel(rows, data.sums(0, is_changed), nullptr, data.own_norm(), slots);
+  check(cudaDeviceSynchronize());
+  figures.error = error_of(data, rows, data.sums(0, is_changed), slots);
+  return figures;
 }
 
 double copy_rate() {
@@ -225,9 +345,12 @@ int main(int argc, char** argv) {
     std::setvbuf(stdout, nullptr, _IONBF, 0);
     std::vector<int> all_rows;
     std::vector<std::string> texts;
+    Changes changes;
     for (int i = 1; i < argc; ++i) {
       const std::string given = argv[i];
-      if (given.find_first_not_of("0123456789") == std::string::npos)
+      if ((given == "--sets" || given == "--rank") && i + 1 < argc)
+        (given == "--sets" ? changes.sets : changes.rank) = std::atoi(argv[++i]);
+      else if (given.find_first_not_of("0123456789") == std::string::npos)
         all_rows.push_back(std::clamp(std::atoi(argv[i]), 1, kMostRows));
       else
         texts.push_back(given);
@@ -237,8 +360,10 @@ int main(int argc, char** argv) {
     check(cudaGetDeviceProperties(&device, 0));
     const double rate = copy_rate();
     std::printf("%s, a copy of 1 GiB reads and writes %.2f TB/s; us a call\n\n", device.name, rate);
-    std::printf("| projections | rows | floor | cuBLAS | few_rows | batch_rows | error |\n");
-    std::printf("|---|---|---|---|---|---|---|\n");
+    const bool is_changed = changes.sets > 0;
+    std::printf("| projections | rows | floor | cuBLAS | few_rows | batch_rows | error |%s\n",
+                is_changed ? " few_rows, changed | batch_rows, changed | floor | error |" : "");
+    std::printf("|---|---|---|---|---|---|---|%s\n", is_changed ? "---|---|---|---|" : "");
     cublasHandle_t library;
     if (cublasCreate(&library) != CUBLAS_STATUS_SUCCESS)
       throw std::runtime_error("cublasCreate fails");
@@ -250,7 +375,7 @@ int main(int argc, char** argv) {
         return std::string(shape.name).find(text) != std::string::npos;
       };
       if (!texts.empty() && std::none_of(texts.begin(), texts.end(), is_named)) continue;
-      const Data data(shape);
+      const Data data(shape, changes);
       for (const int rows : all_rows) {
         const double floor = data.matrix_elements * 2e-6 / rate;
         const double by_library = time_of(data.copies, [&](int copy, cudaStream_t stream) {
@@ -266,19 +391,23 @@ int main(int argc, char** argv) {
           }
         });
         std::printf("| %s | %d | %.1f | %.1f |", shape.name, rows, floor, by_library);
-        if (rows <= kMostFewRows)
-          std::printf(" %.1f |", time_of(data.copies, [&](int copy, cudaStream_t stream) {
-                        few_row_sums(rows, data.sums(copy), stream, data.own_norm());
-                      }));
-        else
-          std::printf(" |");
-        const double ours = time_of(data.copies, [&](int copy, cudaStream_t stream) {
-          batch_row_sums(rows, data.sums(copy), stream, data.own_norm());
-        });
-        check(cudaMemset(data.y, 0xff, int64_t{kMostRows} * data.width * 2));
-        batch_row_sums(rows, data.sums(0), nullptr, data.own_norm());
-        check(cudaDeviceSynchronize());
-        std::printf(" %.1f | %.4f |\n", ours, error_of(data, rows, data.sums(0)));
+        double worst = 0;
+        const auto print = [&](bool with_changes, Sums kernel) {
+          const Figures figures = measure(data, rows, with_changes, kernel);
+          worst = std::max(worst, figures.error);
+          std::printf(" %.1f |", figures.us);
+        };
+        for (const bool with_changes : {false, true}) {
+          if (with_changes && !is_changed) break;
+          worst = 0;
+          rows <= kMostFewRows ? print(with_changes, few_row_sums) : void(std::printf(" |"));
+          print(with_changes, batch_row_sums);
+          if (with_changes)
+            std::printf(" %.1f |", floor + std::min(1., double(rows) / changes.sets) *
+                                               data.factor_elements * 2e-6 / rate);
+          std::printf(" %.4f |", worst);
+        }
+        std::printf("\n");
       }
     }
     return 0;

@@ -89,6 +89,27 @@ TEST_F(GpuFewRowLayers, EqualReference) {
                  {5, 2560, {516, 516}, {0, 0}, true, true, false}});
 }
 
+/// Rows of launches so large that the kernel of a batch's rows takes them whatever their number.
+constexpr std::int64_t kRowsOfLargeLaunches[] = {1, 2, 3, 8, 15, 16};
+
+TEST_F(GpuFewRowLayers, OfLargeLaunchesEqualReference) {
+  for (const std::int64_t rows : kRowsOfLargeLaunches) {
+    expect_layers({{rows, 1024, {6144, 2048, 16, 16}, {0, 0, 0, 0}, true, false, false},
+                   {rows, 2560, {3000}, {0}, false, false, true},
+                   {rows, 9216, {1000}, {0}, true, false, true},
+                   {rows, 1024, {3584, 3584}, {0, 0}, true, true, false},
+                   {rows, 2560, {9216, 9216}, {0, 0}, true, true, false}});
+  }
+}
+
+TEST_F(GpuFewRowLayers, OfLargeLaunchesWithChangesEqualReference) {
+  for (const std::int64_t rows : kRowsOfLargeLaunches) {
+    expect_layers({{rows, 1024, {6144, 2048, 16, 16}, {16, 16, 0, 16}, true, false, false},
+                   {rows, 2560, {3000}, {64}, false, false, true},
+                   {rows, 1024, {3584, 3584}, {16, 40}, true, true, false}});
+  }
+}
+
 TEST_F(GpuFewRowLayers, OfABatchEqualReference) {
   expect_layers({{17, 1024, {6144, 2048, 16, 16}, {0, 0, 0, 0}, true, false, false},
                  {64, 1024, {4096, 512, 512}, {0, 0, 0}, true, false, false},
@@ -195,6 +216,13 @@ TEST_F(GpuFewRowLayers, WithSlotsEqualReference) {
   expect_slot_layers({13, 3584, {1024}, {}, false, false, true}, {26, 16, 128});
   expect_slot_layers({16, 72, {520, 16}, {}, false, false, false},
                      {8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8});
+}
+
+TEST_F(GpuFewRowLayers, OfLargeLaunchesWithSlotsEqualReference) {
+  for (const std::int64_t rows : kRowsOfLargeLaunches)
+    expect_slot_layers({rows, 1024, {6144, 2048, 16, 16}, {}, true, false, false}, {16, 8, 33});
+  expect_slot_layers({16, 1024, {3584, 3584}, {}, true, true, false}, {45, 3, 16});
+  expect_slot_layers({13, 3584, {2048}, {}, false, false, true}, {26, 16, 128});
 }
 
 TEST_F(GpuFewRowLayers, OfABatchWithSlotsEqualReference) {

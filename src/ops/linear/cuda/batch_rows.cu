@@ -255,10 +255,10 @@ struct Cut {
 };
 
 /// CTAs are up to 1.5 a multiprocessor, which has room for two, of which one is for the next
-/// launch's; with changes one, and not all of them if clusters are large. Each has no less than 4
-/// blocks of the depth. Narrow tiles where wide ones are few; the widest, which fill a
-/// multiprocessor, where others are so many that some multiprocessors would get two and all wait
-/// for these.
+/// launch's; one where tiles are so wide, or changes so large, that it has room for one, and not
+/// all of them if clusters are large. Each has no less than 4 blocks of the depth. Narrow tiles
+/// where wide ones are few; the widest where others are so many that some multiprocessors would get
+/// two and all wait for these.
 Cut cut_of(const std::vector<FewRowSum>& sums, bool is_changed) {
   const int all = multiprocessors(), steps = (sums[0].terms[0].depth + kDepth - 1) / kDepth;
   Cut cut{2, 1};
@@ -266,9 +266,10 @@ Cut cut_of(const std::vector<FewRowSum>& sums, bool is_changed) {
     cut.groups = 3;
   else if (sums[0].up == nullptr && tiles_of(sums, 1) * 8 <= all * 3)
     cut.groups = 1;
-  const int tiles = tiles_of(sums, cut.groups), most = !is_changed      ? all * 3 / 2
-                                                       : cut.groups > 1 ? all
-                                                                        : all * 3 / 4;
+  const int tiles = tiles_of(sums, cut.groups), most = cut.groups > 2 ? all
+                                                       : !is_changed
+                                                           ? all * 3 / 2
+                                                           : (cut.groups > 1 ? all : all * 3 / 4);
   while (cut.split < kMostSplit && tiles * cut.split * 2 <= most && steps >= cut.split * 8)
     cut.split *= 2;
   return cut;
@@ -281,6 +282,16 @@ bool is_on_8_bytes(const void* data, int64_t stride) {
 }  // namespace
 
 bool batch_rows_available() { return has_sm90a(); }
+
+bool batch_rows_are_faster(int rows, const std::vector<FewRowSum>& sums) {
+  // few_rows holds more CTAs, each of fewer columns: it begins sooner and reads more slowly, with
+  // more than 8 rows much more so.
+  constexpr int64_t kMegabyte = 1'000'000;
+  int64_t bytes = 0;
+  for (const FewRowSum& sum : sums)
+    bytes += int64_t{2} * sum.columns * sum.terms[0].depth * (sum.up != nullptr ? 2 : 1);
+  return rows > kMostFewRows || bytes > (rows > kMostFewRows / 2 ? 8 : 12) * kMegabyte;
+}
 
 void batch_row_sums(int rows, const std::vector<FewRowSum>& sums, cudaStream_t stream,
                     const FewRowNorm& norm, const FewRowSlots& slots) {

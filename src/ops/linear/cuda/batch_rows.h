@@ -14,6 +14,9 @@ constexpr int kMostBatchRows = 64;
 /// Whether the device is one of compute capability 9.0 and this build has code for it.
 bool batch_rows_available();
 
+/// Whether batch_row_sums() takes less time than few_row_sums(), by the bytes of the matrices.
+bool batch_rows_are_faster(int rows, const std::vector<FewRowSum>& sums);
+
 /// few_row_sums() of up to kMostBatchRows rows, for sums of one term whose columns are many.
 /// A row's bits depend on neither the number of rows nor the other rows.
 void batch_row_sums(int rows, const std::vector<FewRowSum>& sums, cudaStream_t stream,

@@ -109,9 +109,8 @@ bool are_many_columns(const std::vector<Products>& sums) {
 
 /// Whether the kernel of a batch's rows takes them.
 bool are_batch_rows(const std::vector<Products>& sums) {
-  const std::int64_t rows = sums[0][0].a.size(0);
-  return rows > cuda::kMostFewRows && rows <= cuda::kMostBatchRows &&
-         cuda::batch_rows_available() && are_many_columns(sums) && can_be_few_rows(sums);
+  return sums[0][0].a.size(0) <= cuda::kMostBatchRows && cuda::batch_rows_available() &&
+         are_many_columns(sums) && can_be_few_rows(sums);
 }
 
 /// Whether the layers are one launch.
@@ -235,8 +234,9 @@ Tensors few_row_layers(const KernelTable& kernels, const FewRowLayers& call) {
     work.back().change = change;
   }
   const int rows = static_cast<int>(call.x.size(0));
-  rows <= cuda::kMostFewRows ? cuda::few_row_sums(rows, work, on.stream(), norm, slots)
-                             : cuda::batch_row_sums(rows, work, on.stream(), norm, slots);
+  cuda::batch_rows_available() && cuda::batch_rows_are_faster(rows, work)
+      ? cuda::batch_row_sums(rows, work, on.stream(), norm, slots)
+      : cuda::few_row_sums(rows, work, on.stream(), norm, slots);
   return results;
 }
 
