@@ -7,6 +7,7 @@
 
 #include "assembly/from_config.h"
 #include "assembly/model_on_ranks.h"
+#include "base/errors.h"
 #include "base/files.h"
 #include "base/rng.h"
 #include "comm/group.h"
@@ -49,14 +50,29 @@ data::Batch random_batch(const std::vector<std::int32_t>& cu_seqlens, std::int64
   return data::Batch::from_sequences(views);
 }
 
+/// The preset, or its first layers. Throws ConfigError if it has fewer.
+models::Config shape_of(const Benchmark& benchmark) {
+  models::Json json = models::preset_json(benchmark.preset);
+  if (benchmark.layers > 0) {
+    auto& count = json.at("num_hidden_layers");
+    if (benchmark.layers > count.get<std::int64_t>()) {
+      throw_error<ConfigError>("bench step: --layers {}: {} has {}", benchmark.layers,
+                               benchmark.preset, count.get<std::int64_t>());
+    }
+    count = benchmark.layers;
+    if (const auto types = json.find("layer_types"); types != json.end())
+      types->erase(types->begin() + benchmark.layers, types->end());
+  }
+  return models::parse_config(json, benchmark.preset);
+}
+
 /// A model with its optimizer, as a run has them.
 class Bench {
  public:
   Bench(const Benchmark& benchmark, const config::RunConfig& config,
         const std::shared_ptr<comm::World>& world)
       : benchmark_(benchmark), config_(config) {
-    assembly::ModelRecipe recipe =
-        assembly::recipe_of_run(config, models::preset(benchmark.preset));
+    assembly::ModelRecipe recipe = assembly::recipe_of_run(config, shape_of(benchmark));
     // No rate depends on their values.
     recipe.weights = assembly::Weights::kRandomOnDevice;
     placed_ = assembly::place(recipe, assembly::make_context(config, world));

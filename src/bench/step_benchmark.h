@@ -15,6 +15,7 @@ namespace heddle::bench {
 /// Work that is timed: optimizer steps on random weights and tokens, without files.
 struct Benchmark {
   std::string preset;                  ///< See models::preset.
+  std::int64_t layers = 0;             ///< Only the first so many of the preset's; 0 for all.
   OperatorTokens tokens;               ///< Tokens of a micro-batch; other lengths in each.
   std::int64_t micro_batches = 1;      ///< Micro-batches of a step, on each data rank.
   std::int64_t steps = 6, warmup = 4;  ///< Timed, and before those.

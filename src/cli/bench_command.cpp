@@ -28,7 +28,7 @@ struct BenchOptions {
   std::string work = "step";
   std::string preset, profile;
   std::int64_t batch = 1, length = 2048, new_tokens = 128, median = 0, micro_batches = 1, steps = 6,
-               warmup = 4;
+               warmup = 4, layers = 0;
   std::int64_t samples = 1, top_k = 0;
   double top_p = 1;
   std::int64_t sets = 0;
@@ -57,6 +57,7 @@ std::vector<std::string> works_with(const std::string& option) {
       {"--launch-by-launch", "generate"},
       {"--top-k", "generate"},
       {"--top-p", "generate"},
+      {"--layers", "step"},
       {"--micro-batches", "step"},
       {"--steps", "step"},
       {"--warmup", "step"},
@@ -132,6 +133,7 @@ bench::DeltaHeads parse_heads(const std::string& pair) {
 bench::Benchmark benchmark_of(const BenchOptions& options) {
   bench::Benchmark benchmark;
   benchmark.preset = options.preset;
+  benchmark.layers = options.layers;
   benchmark.tokens = {options.batch, options.length, options.median};
   benchmark.micro_batches = options.micro_batches;
   benchmark.steps = options.steps;
@@ -143,6 +145,7 @@ bench::Benchmark benchmark_of(const BenchOptions& options) {
 nlohmann::ordered_json as_json(const BenchOptions& options, const bench::BenchmarkResult& result) {
   nlohmann::ordered_json json;
   json["preset"] = options.preset;
+  if (options.layers > 0) json["layers"] = options.layers;
   json["batch"] = options.batch;
   json["length"] = options.length;
   json["median"] = options.median;
@@ -165,15 +168,19 @@ nlohmann::ordered_json as_json(const BenchOptions& options, const bench::Benchma
 std::string as_table(const nlohmann::ordered_json& result) {
   ui::Table table;
   const auto number = [&](const char* key) { return result[key].get<double>(); };
-  table.row({"work",
-             fmt::format("{}, {} x {} x {} tokens{}, {}", result["preset"].get<std::string>(),
-                         result["micro_batches"].get<std::int64_t>(),
-                         result["batch"].get<std::int64_t>(), result["length"].get<std::int64_t>(),
-                         result["median"].get<std::int64_t>() > 0
-                             ? fmt::format(" in sequences of median {}",
-                                           result["median"].get<std::int64_t>())
-                             : "",
-                         text::join(result["overrides"].get<std::vector<std::string>>(), " "))});
+  table.row(
+      {"work",
+       fmt::format(
+           "{}{}, {} x {} x {} tokens{}, {}", result["preset"].get<std::string>(),
+           result.contains("layers")
+               ? fmt::format(", first {} layers", result["layers"].get<std::int64_t>())
+               : "",
+           result["micro_batches"].get<std::int64_t>(), result["batch"].get<std::int64_t>(),
+           result["length"].get<std::int64_t>(),
+           result["median"].get<std::int64_t>() > 0
+               ? fmt::format(" in sequences of median {}", result["median"].get<std::int64_t>())
+               : "",
+           text::join(result["overrides"].get<std::vector<std::string>>(), " "))});
   table.row({"layout", result["layout"].get<std::string>()});
   table.row({"device", result["device"].get<std::string>()});
   table.row({"step", fmt::format("{:.1f} ms ({:.1f} to {:.1f})", number("step_ms"),
@@ -190,6 +197,7 @@ std::string as_table(const nlohmann::ordered_json& result) {
 /// Facts that decide which collectives a rank takes part in, besides the configuration.
 std::vector<comm::Fact> facts_of(const BenchOptions& options) {
   return {{"--preset", options.preset},
+          {"--layers", std::to_string(options.layers)},
           {"--batch", std::to_string(options.batch)},
           {"--length", std::to_string(options.length)},
           {"--median", std::to_string(options.median)},
@@ -284,6 +292,10 @@ void add_bench_command(CLI::App& app, Action& action) {
       ->add_option("--preset", options->preset,
                    "A named shape (see heddle init --help); gdn without one: published shapes")
       ->type_name("NAME");
+  command
+      ->add_option("--layers", options->layers,
+                   "step: only the first layers of the shape, such as fit one GPU")
+      ->check(CLI::PositiveNumber);
   command->add_option("--batch", options->batch, "Sequences of a micro-batch")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();

@@ -106,6 +106,24 @@ TEST(BenchStep, TrainsOnPacksWithDropout) {
   EXPECT_NEAR(result["loss"][0], result["loss"][1], 0.5);
 }
 
+/// A shape that does not fit is timed on its first layers: three of four are of the gated delta
+/// rule.
+TEST(BenchStep, TrainsTheFirstLayersOfAShape) {
+  const auto step = [](const std::string& layers) {
+    return run_command({"bench", "step", "--json", "--preset", "small-moe", "--layers", layers,
+                        "--length", "16", "--steps", "1", "--warmup", "0", "device.threads=1"});
+  };
+  const Outcome three = step("3"), eight = step("8");
+  ASSERT_EQ(three.status, 0) << three.err;
+  ASSERT_EQ(eight.status, 0) << eight.err;
+  EXPECT_EQ(json::parse(three.out)["layers"], 3);
+  EXPECT_THAT(three.out, ::testing::Not(HasSubstr("\"attention: ")));
+  EXPECT_THAT(eight.out, HasSubstr("\"attention: "));
+  const Outcome nine = step("9");
+  EXPECT_EQ(nine.status, 2);
+  EXPECT_THAT(nine.err, HasSubstr("bench step: --layers 9: small-moe has 8"));
+}
+
 TEST(BenchOperators, SaysWhatIsWrong) {
   EXPECT_THAT(run_command({"bench", "gdm"}).err, HasSubstr("expected step, generate, gdn, gemm"));
   EXPECT_THAT(run_command({"bench", "gemm"}).err, HasSubstr("bench gemm: --preset is missing"));
@@ -136,7 +154,8 @@ TEST(BenchOperators, RefusesOptionsOfOtherBenchmarks) {
   refused({"step", preset, "--heads", "16/32"}, "bench step: --heads is an option of bench gdn");
   refused({"adamw", preset, "--batch", "2"},
           "bench adamw: --batch is an option of bench step, generate, gdn, gemm");
-  for (const char* option : {"--micro-batches=2", "--steps=2", "--warmup=2", "--profile=x"}) {
+  for (const char* option :
+       {"--layers=2", "--micro-batches=2", "--steps=2", "--warmup=2", "--profile=x"}) {
     const std::string name = std::string(option).substr(0, std::string(option).find('='));
     refused({"attention", preset, option},
             "bench attention: " + name + " is an option of bench step");
