@@ -84,7 +84,7 @@ class Runs {
   void tick();
   /// Starts nothing more.
   void drain() { is_draining_ = true; }
-  bool is_busy() const { return is_busy_; }
+  bool is_busy() const { return is_busy_ || is_storing_; }
   std::int64_t waiting() const;
   std::int64_t open_runs() const { return static_cast<std::int64_t>(runs_.size()); }
 
@@ -164,7 +164,9 @@ class Runs {
   std::map<std::string, Run> runs_;
   std::map<std::string, std::int64_t> served_;  ///< Tokens that each tenant had.
   std::int64_t turns_ = 0;
-  bool is_busy_ = false, is_draining_ = false, is_join_due_ = false;
+  bool is_busy_ = false;     ///< A turn is on the model's thread.
+  bool is_storing_ = false;  ///< Outcomes of the turn before are on their way to the disk.
+  bool is_draining_ = false, is_join_due_ = false, is_look_due_ = false;
   std::optional<Clock::time_point> waits_since_;  ///< A turn for others.
   Clock::time_point last_arrival_;                ///< Of an operation while the model was idle.
   bool was_step_ = false;                         ///< The last turn was one of optimizer steps.

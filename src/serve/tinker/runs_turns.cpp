@@ -96,16 +96,17 @@ bool Runs::awaits_others() {
 }
 
 void Runs::join() {
-  if (is_busy_ || is_draining_) return;
+  if (is_busy() || is_draining_) return;
   if (awaits_others()) return join_after(kLookAgainS);
   pump();
 }
 
 void Runs::join_after(double seconds) {
-  if (is_join_due_) return;
-  is_join_due_ = true;
-  server_.post_after(seconds, [this] {
-    is_join_due_ = false;
+  bool& is_due = seconds > 0 ? is_look_due_ : is_join_due_;
+  if (is_due) return;
+  is_due = true;
+  server_.post_after(seconds, [this, &is_due] {
+    is_due = false;
     join();
   });
 }
@@ -128,7 +129,7 @@ Runs::Running Runs::take(const std::string& id) {
 }
 
 void Runs::pump() {
-  if (is_busy_ || is_draining_) return;
+  if (is_busy() || is_draining_) return;
   const auto ready = ready_runs();
   if (ready.empty()) return;
   is_busy_ = true;
@@ -253,8 +254,21 @@ void Runs::store(const std::shared_ptr<std::vector<Running>>& batch, std::functi
 }
 
 void Runs::done(const std::shared_ptr<std::vector<Running>>& batch) {
-  // Nothing more is done on the model while its outcomes cannot be stored.
-  store(batch, [this, batch] { go_on(*batch); });
+  if (is_storing_) {  // the outcomes before these, again
+    server_.post_after(kStoreAgainS / 10, [this, batch] { done(batch); });
+    return;
+  }
+  const bool is_plain = std::ranges::none_of(*batch, [](const Running& running) {
+    return running.operation.then || running.operation.after;
+  });
+  if (!is_plain) return store(batch, [this, batch] { go_on(*batch); });
+  // The next turn is under way while the outcomes go to the disk; no other until they are there.
+  go_on(*batch);
+  is_storing_ = true;
+  store(batch, [this] {
+    is_storing_ = false;
+    join();
+  });
 }
 
 void Runs::go_on(std::vector<Running>& finished) {
