@@ -75,12 +75,15 @@ inline constexpr Metric kGradNorm{"grad_norm", Unit::kNumber,
                                   "norm of the whole gradient before clipping"};
 inline constexpr Metric kTokens{"tokens", Unit::kTokens, "real tokens of the step, no padding"};
 inline constexpr Metric kLossTokens{"loss_tokens", Unit::kTokens, "tokens that carry loss"};
-inline constexpr Metric kTokensPerSecond{"tokens_per_s", Unit::kTokensPerSecond, "over all ranks"};
-inline constexpr Metric kStepSeconds{"step_s", Unit::kSeconds, "wall time of the step"};
+inline constexpr Metric kTokensPerSecond{"tokens_per_s", Unit::kTokensPerSecond,
+                                         "`tokens` over `step_s`"};
+inline constexpr Metric kStepSeconds{
+    "step_s", Unit::kSeconds,
+    "wall time of the step; RL: generation and all that follows, see `gen_s` to `record_s`"};
 inline constexpr Metric kUnixTime{"unix_time", Unit::kSeconds,  // of the wall clock
                                   "end of the step, since 1970 UTC"};
-inline constexpr Metric kMfu{"mfu", Unit::kShare,
-                             "share of the hardware's speed of light; 0: unknown"};
+inline constexpr Metric kMfu{
+    "mfu", Unit::kShare, "share of the hardware's speed of light, RL: in `update_s`; 0: unknown"};
 inline constexpr Metric kMemoryBytes{"memory_bytes", Unit::kBytes,
                                      "peak of rank 0's device; resident set on the CPU"};
 
@@ -95,6 +98,9 @@ inline constexpr Metric kMoeLoad{"moe_load_max_over_mean", Unit::kNumber,
                                  "tokens of the busiest expert over the mean, in the worst layer"};
 inline constexpr Metric kMoeLoadMean{"moe_load_max_over_mean_avg", Unit::kNumber,
                                      "the same, mean over the layers"};
+inline constexpr Metric kRouterAgreement{
+    "router_agreement", Unit::kShare,
+    "replayed choices of experts, by token and layer, that the router in training would have made"};
 inline constexpr Metric kEvalLoss{"eval_loss", Unit::kNats, "loss of `data.eval`"};
 inline constexpr Metric kEval{"eval_*", Unit::kNumber,
                               "figure `*` of `data.eval`, or of `heddle eval` on `eval.input`"};
@@ -147,14 +153,33 @@ inline constexpr Metric kStalenessMax{"staleness_max", Unit::kCount, "the larges
 inline constexpr Metric kGenTokens{"gen_tokens", Unit::kTokens, "drawn for the step"};
 inline constexpr Metric kGenTokensPerSecond{"gen_tokens_per_s", Unit::kTokensPerSecond,
                                             "while tokens were drawn"};
-inline constexpr Metric kGenSeconds{"gen_s", Unit::kSeconds, "time of drawing them"};
-inline constexpr Metric kScoreSeconds{"score_s", Unit::kSeconds, "time of judging them"};
+inline constexpr Metric kGenSeconds{
+    "gen_s", Unit::kSeconds,
+    "time of drawing them; with `rl.rollout_ranks` beside the trainer's, and no part of `step_s`"};
+inline constexpr Metric kScoreSeconds{"score_s", Unit::kSeconds, "alike, time of judging them"};
 inline constexpr Metric kRolloutRanks{"rollout_ranks", Unit::kCount,
                                       "ranks of `rl.rollout_ranks` that still generate"};
 inline constexpr Metric kWaitSeconds{"wait_s", Unit::kSeconds,
                                      "the trainer's wait for its batch, with `rl.rollout_ranks`"};
 inline constexpr Metric kSyncSeconds{"sync_s", Unit::kSeconds,
-                                     "the update of weights before it, with `rl.rollout_ranks`"};
+                                     "sending the weights to `rl.rollout_ranks`"};
+inline constexpr Metric kReferenceSeconds{
+    "reference_s", Unit::kSeconds,
+    "log-probabilities under the reference, with `rl.reference.kl_coef`"};
+inline constexpr Metric kCriticValuesSeconds{"critic_values_s", Unit::kSeconds,
+                                             "the critic's values before the step"};
+inline constexpr Metric kCriticUpdateSeconds{"critic_update_s", Unit::kSeconds,
+                                             "its updates: forward, backward and optimizer"};
+inline constexpr Metric kPrepareSeconds{"prepare_s", Unit::kSeconds,
+                                        "advantages and micro-batches"};
+inline constexpr Metric kUpdateSeconds{"update_s", Unit::kSeconds,
+                                       "update of the policy: forward, backward and optimizer"};
+inline constexpr Metric kRecordSeconds{"record_s", Unit::kSeconds,
+                                       "`ledger.log`, `groups.jsonl`, and the hash of the weights"};
+inline constexpr Metric kIdleTrainer{"idle_trainer", Unit::kShare, "`wait_s` over `step_s`"};
+inline constexpr Metric kIdleRollout{
+    "idle_rollout", Unit::kShare,
+    "time since the batch before in which `rl.rollout_ranks` neither drew nor judged"};
 inline constexpr Metric kGroupsAllRight{"groups_all_right", Unit::kCount,
                                         "groups whose completions all earned the most"};
 inline constexpr Metric kGroupsAllWrong{"groups_all_wrong", Unit::kCount,
@@ -164,7 +189,7 @@ inline constexpr Metric kRejectedFiltered{"rejected_filtered", Unit::kCount,
 inline constexpr Metric kRejectedFailed{"rejected_failed", Unit::kCount,
                                         "groups that could not be judged"};
 inline constexpr Metric kRejectedStale{"rejected_stale", Unit::kCount,
-                                       "groups older than `rl.staleness` allows"};
+                                       "groups older than `rl.max_staleness` allows"};
 inline constexpr Metric kKl{"kl", Unit::kNats, "of the policy from the anchor"};
 inline constexpr Metric kKlReference{"kl_ref", Unit::kNats, "of the policy from the reference"};
 inline constexpr Metric kRatioMean{"ratio_mean", Unit::kNumber,
@@ -176,6 +201,9 @@ inline constexpr Metric kMismatchK1{"mismatch_k1", Unit::kNats,
                                     "estimator k1 of the KL of weights that drew from those that "
                                     "trained"};
 inline constexpr Metric kMismatchK3{"mismatch_k3", Unit::kNats, "estimator k3 of it"};
+inline constexpr Metric kMismatchK3OfAge{
+    "mismatch_k3_age_*", Unit::kNats,
+    "of tokens that weights drew which were `*` versions older: 0, 1, or 2 and more; mode async"};
 inline constexpr Metric kMismatchAbsMean{"mismatch_abs_mean", Unit::kNats,
                                          "mean of |log| of the ratio of the two"};
 inline constexpr Metric kMismatchAbsMax{"mismatch_abs_max", Unit::kNats, "the largest of them"};

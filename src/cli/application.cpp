@@ -227,6 +227,7 @@ void add_commands(CLI::App& app, Action& action) {
   add_eval_command(app, action);
   add_export_command(app, action);
   add_tokenize_command(app, action);
+  add_task_command(app, action);
   add_config_command(app, action);
   add_report_command(app, action);
   add_bench_command(app, action);

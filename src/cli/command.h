@@ -33,6 +33,7 @@ void add_chat_command(CLI::App& app, Action& action);
 void add_score_command(CLI::App& app, Action& action);
 void add_export_command(CLI::App& app, Action& action);
 void add_tokenize_command(CLI::App& app, Action& action);
+void add_task_command(CLI::App& app, Action& action);
 void add_config_command(CLI::App& app, Action& action);
 void add_completion_command(CLI::App& app, Action& action);
 void add_doctor_command(CLI::App& app, Action& action);

@@ -2,6 +2,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/sum.h>
 
 #include <utility>
 
@@ -80,6 +81,10 @@ BlockOutput Moe::forward(const at::Tensor& x, const Pass& pass, bool want_auxili
   const ops::MoeRouting routing =
       ops::moe_route(*pass.kernels, gate_.forward(pass, x), dims_.num_experts_per_tok,
                      dims_.normalize_top_k, pass.experts);
+  if (pass.experts.defined() && pass.agreement != nullptr) {
+    const at::Tensor agreed = ops::is_likeliest(routing.probabilities, routing.experts);
+    pass.agreement->agreed.add_(at::sum(agreed.sum(1) * pass.agreement->counted));
+  }
   // The gradients of x add up in the reverse of the order in which layers read it.
   at::Tensor shared, shared_gate;
   const auto gate = [&] {

@@ -20,6 +20,13 @@ namespace heddle::nn {
 
 struct RowAdapters;
 
+/// How many of the experts that routers are given (router replay) they would have chosen
+/// themselves.
+struct RouterAgreement {
+  at::Tensor counted;  ///< [T/tp] int64: 1 for rows that count, else 0.
+  at::Tensor agreed;   ///< 0-d int64: sum over routers, counted rows and their experts.
+};
+
 /// One forward pass over packed sequences: what every block is given besides its hidden states.
 struct Pass {
   const ops::KernelTable* kernels = nullptr;
@@ -52,6 +59,8 @@ struct Pass {
   /// [T/tp,k]: the experts of each token of this rank's rows, which the router takes instead of its
   /// top k (router replay).
   at::Tensor experts;
+  /// If set, routers that are given their experts add to it.
+  RouterAgreement* agreement = nullptr;
   /// Auxiliary losses pool all layers: blocks hand out their load instead of a loss.
   bool pooled_auxiliary_loss = false;
 };

@@ -71,6 +71,7 @@ Policy::Columns Policy::columns_of(const data::Batch& whole) const {
     put(columns.old, row.old, first, whole.size());
     put(columns.behaviour, row.behaviour, first, whole.size());
     put(columns.reference, row.reference, first, whole.size());
+    put(columns.age, row.age, first, whole.size());
     put(columns.advantages, row.advantages, first, whole.size());
     put(columns.supports, row.supports, first, whole.size());
     const std::int64_t last = whole.cu_seqlens_host[i + 1];
@@ -94,6 +95,7 @@ PolicyTokens Policy::tokens_of(const Columns& columns, const LocalBatch& batch,
       {&columns.old, &tokens.old},
       {&columns.behaviour, &tokens.behaviour},
       {&columns.reference, &tokens.reference},
+      {&columns.age, &tokens.age},
       {&columns.advantages, &tokens.advantages},
       {&columns.sequence_tokens, &tokens.sequence_tokens},
       {&columns.first_advantage, &tokens.first_advantage}};

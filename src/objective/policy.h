@@ -12,7 +12,7 @@ namespace heddle::objective {
 /// Facts about a row's tokens before the policy runs on it, [n] each; entry t belongs to the
 /// label of token t. Empty columns as in PolicyTokens.
 struct PolicyRow {
-  std::vector<double> old, behaviour, reference, advantages;
+  std::vector<double> old, behaviour, reference, age, advantages;
   /// Tokens that each was drawn from, the policy's distribution being over these; empty: all.
   std::vector<std::vector<std::int32_t>> supports = {};
 };
@@ -39,7 +39,8 @@ class Policy : public Objective {
  private:
   /// Columns [T] of a whole micro-batch, as PolicyTokens; empty ones are undefined there.
   struct Columns {
-    std::vector<double> old, behaviour, reference, advantages, sequence_tokens, first_advantage;
+    std::vector<double> old, behaviour, reference, age, advantages, sequence_tokens,
+        first_advantage;
     std::vector<std::vector<std::int32_t>> supports;
   };
   Columns columns_of(const data::Batch& whole) const;

@@ -234,12 +234,25 @@ class Losses {
     const at::Tensor& A = t_.advantages;
     const at::Tensor reference_kl =
         t_.reference.defined() ? kl_term(KlForm::kK3, l_ - t_.reference).value : at::zeros_like(l_);
+    const at::Tensor k3 = k_of(3, log_rho_);
     const auto count = [&](const at::Tensor& is_it) { return is_it.to(l_.scalar_type()); };
-    return at::stack({ratio_.value, count((ratio_.value < low_) & (A < 0)),
-                      count((ratio_.value > high_) & (A > 0)), -log_ratio_, reference_kl, -log_rho_,
-                      k_of(3, log_rho_), log_rho_.abs(), weights, weights * weights,
-                      count(is_rejected), at::ones_like(l_)})
-        .sum(1);
+    std::vector<at::Tensor> columns = {ratio_.value,
+                                       count((ratio_.value < low_) & (A < 0)),
+                                       count((ratio_.value > high_) & (A > 0)),
+                                       -log_ratio_,
+                                       reference_kl,
+                                       -log_rho_,
+                                       k3,
+                                       log_rho_.abs(),
+                                       weights,
+                                       weights * weights,
+                                       count(is_rejected),
+                                       at::ones_like(l_)};
+    const at::Tensor age = t_.age.defined() ? t_.age : at::full_like(l_, -1);
+    const at::Tensor of_age[] = {count(age == 0), count(age == 1), count(age >= 2)};
+    for (const at::Tensor& is_so_old : of_age) columns.push_back(is_so_old);
+    for (const at::Tensor& is_so_old : of_age) columns.push_back(is_so_old * k3);
+    return at::stack(columns).sum(1);
   }
   at::Tensor largest() const {
     if (l_.numel() == 0) return at::zeros({2}, l_.options());
@@ -266,7 +279,7 @@ bool PolicyOptions::is_by_token() const {
 PolicyTokens PolicyTokens::narrow(std::int64_t first, std::int64_t count) const {
   PolicyTokens part = *this;
   for (at::Tensor* column :
-       {&part.old, &part.behaviour, &part.reference, &part.advantages, &part.clip_low,
+       {&part.old, &part.behaviour, &part.reference, &part.age, &part.advantages, &part.clip_low,
         &part.clip_high, &part.sequence_tokens, &part.first_advantage})
     if (column->defined()) *column = column->narrow(0, first, count);
   return part;

@@ -11,10 +11,12 @@ namespace heddle::objective {
 class SequenceSums;
 
 /// Columns [n] about tokens that the policy chose, on one device and of one dtype. Undefined old:
-/// sg(l), so that r = 1; behaviour: none apart from old (bypass); reference: no KL; clips: those of
-/// the options.
+/// sg(l), so that r = 1; behaviour: none apart from old (bypass); reference: no KL; age: not known;
+/// clips: those of the options.
 struct PolicyTokens {
   at::Tensor old, behaviour, reference;
+  /// Versions between the weights that drew each and those before the step, for statistics alone.
+  at::Tensor age;
   at::Tensor advantages;
   at::Tensor clip_low, clip_high;  ///< Ratios lo and hi by token.
   // About the sequence of each token:
@@ -32,20 +34,34 @@ struct PolicyStatistics {
   double mismatch_k1 = 0, mismatch_k3 = 0, mismatch_abs = 0;  ///< k1, k3 and |log| of rho.
   double weight = 0, weight_squared = 0;                      ///< Importance weights.
   double rejected = 0;
+  // Of tokens of age 0, 1, and 2 or more.
+  double age0_tokens = 0, age1_tokens = 0, older_tokens = 0;
+  double age0_mismatch_k3 = 0, age1_mismatch_k3 = 0, older_mismatch_k3 = 0;
   double tokens = 0;                           ///< All of them, rejected or not.
   double entropy = 0;                          ///< For pi's distributions; filled by the objective.
   double ratio_max = 0, mismatch_abs_max = 0;  ///< Largest instead of sums.
 };
 
 /// The members of PolicyStatistics that add up; the first ones are PolicySums::sums.
-inline constexpr double PolicyStatistics::*kPolicySums[] = {
-    &PolicyStatistics::ratio,        &PolicyStatistics::clipped_low,
-    &PolicyStatistics::clipped_high, &PolicyStatistics::old_kl,
-    &PolicyStatistics::reference_kl, &PolicyStatistics::mismatch_k1,
-    &PolicyStatistics::mismatch_k3,  &PolicyStatistics::mismatch_abs,
-    &PolicyStatistics::weight,       &PolicyStatistics::weight_squared,
-    &PolicyStatistics::rejected,     &PolicyStatistics::tokens,
-    &PolicyStatistics::entropy};
+inline constexpr double PolicyStatistics::*kPolicySums[] = {&PolicyStatistics::ratio,
+                                                            &PolicyStatistics::clipped_low,
+                                                            &PolicyStatistics::clipped_high,
+                                                            &PolicyStatistics::old_kl,
+                                                            &PolicyStatistics::reference_kl,
+                                                            &PolicyStatistics::mismatch_k1,
+                                                            &PolicyStatistics::mismatch_k3,
+                                                            &PolicyStatistics::mismatch_abs,
+                                                            &PolicyStatistics::weight,
+                                                            &PolicyStatistics::weight_squared,
+                                                            &PolicyStatistics::rejected,
+                                                            &PolicyStatistics::tokens,
+                                                            &PolicyStatistics::age0_tokens,
+                                                            &PolicyStatistics::age1_tokens,
+                                                            &PolicyStatistics::older_tokens,
+                                                            &PolicyStatistics::age0_mismatch_k3,
+                                                            &PolicyStatistics::age1_mismatch_k3,
+                                                            &PolicyStatistics::older_mismatch_k3,
+                                                            &PolicyStatistics::entropy};
 
 /// Loss and statistics of tokens on the device. A new one holds nothing.
 struct PolicySums {

@@ -126,6 +126,7 @@ at::Tensor BlockRunner::forward(const at::Tensor& hidden, const nn::Pass& pass,
     }
     release(i);
   }
+  tape.pass.agreement = nullptr;  // what runs again counts no more
   return current;
 }
 

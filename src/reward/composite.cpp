@@ -78,6 +78,7 @@ class Composite final : public Reward {
       const Score score = part.verifier->judge(sample);
       if (score.error) return {0, {}, part.name + ": " + *score.error};
       total.parts[part.name] = score.reward;
+      if (score.observation) total.observation = score.observation;
       if (combine_ == Combine::kSum) {
         total.reward += part.weight * score.reward;
       } else {

@@ -11,6 +11,7 @@
 /// Tasks that make their own rows, and answer what the policy does turn by turn.
 namespace heddle::reward {
 
+class Verifier;
 class WorkerPool;
 
 /// One row of a task, with the columns of a data file: {"prompt", "answer", "meta"}.
@@ -48,9 +49,9 @@ class Task {
   virtual std::unique_ptr<Environment> environment() const = 0;
 };
 
-/// Scores of a task with one turn: each sample's `truth` and `meta` are those of its row. Throws
-/// ConfigError for a task with several.
-std::unique_ptr<Reward> make_task_reward(std::shared_ptr<const Task> task);
+/// Judges turns of a task's episodes: each sample's `truth` and `meta` are those of its row. While
+/// an episode goes on its scores have an observation.
+std::unique_ptr<Verifier> make_task_verifier(std::shared_ptr<const Task> task);
 
 /// `arithmetic`, `countdown`, `reverse_string`, `copy`, `modular_addition`, `guess_number`.
 std::vector<std::string> task_names();

@@ -34,30 +34,10 @@ class OneTurn final : public Environment {
   bool is_open_ = false;
 };
 
-class TaskReward final : public Reward {
- public:
-  explicit TaskReward(std::shared_ptr<const SingleTurnTask> task) : task_(std::move(task)) {}
-  std::vector<Score> score(std::span<const Sample> samples) override {
-    std::vector<Score> scores;
-    for (const Sample& sample : samples) scores.push_back(task_->judge(sample));
-    return scores;
-  }
-
- private:
-  std::shared_ptr<const SingleTurnTask> task_;
-};
-
 }  // namespace
 
 std::unique_ptr<Environment> SingleTurnTask::environment() const {
   return std::make_unique<OneTurn>(*this);
-}
-
-std::unique_ptr<Reward> make_task_reward(std::shared_ptr<const Task> task) {
-  auto single = std::dynamic_pointer_cast<const SingleTurnTask>(std::move(task));
-  if (!single)
-    throw_error<ConfigError>("the task has several turns; its rewards come from its environment");
-  return std::make_unique<TaskReward>(std::move(single));
 }
 
 }  // namespace heddle::reward

@@ -1,5 +1,6 @@
 #include "reward/verifiers.h"
 
+#include <algorithm>
 #include <array>
 #include <functional>
 #include <utility>
@@ -8,6 +9,7 @@
 #include "base/quote.h"
 #include "base/text.h"
 #include "reward/answer_verifiers.h"
+#include "reward/environment.h"
 #include "reward/shape_verifiers.h"
 
 namespace heddle::reward {
@@ -49,8 +51,12 @@ std::unique_ptr<Verifier> make_verifier(const std::string& name, const Json& par
     values.finish();
     return verifier;
   }
-  throw_error<ConfigError>("{}: there is no verifier '{}'; expected one of {}", where,
-                           text::shown(name), text::join(verifier_names(), ", "));
+  const std::vector<std::string> tasks = task_names();
+  if (std::ranges::find(tasks, name) != tasks.end())
+    return make_task_verifier(make_task(name, parameters, where));
+  throw_error<ConfigError>("{}: there is no verifier '{}'; expected one of {}, or a task: {}",
+                           where, text::shown(name), text::join(verifier_names(), ", "),
+                           text::join(tasks, ", "));
 }
 
 }  // namespace heddle::reward

@@ -18,7 +18,7 @@ class Verifier {
  public:
   virtual ~Verifier() = default;
   /// A score of 0 is a wrong answer; an error means that the row cannot be judged (no truth, or one
-  /// of the wrong kind).
+  /// of the wrong kind). With an observation the policy goes on with another turn.
   virtual Score judge(const Sample& sample) const = 0;
 };
 
@@ -26,8 +26,9 @@ class Verifier {
 /// `overlong`, `contains`.
 std::vector<std::string> verifier_names();
 
-/// Throws ConfigError for a name that is not there or a parameter that it does not have; `where`
-/// (the configuration's key) begins the message.
+/// One of verifier_names(), or what judges one of task_names(). Throws ConfigError for a name that
+/// is not there or a parameter that it does not have; `where` (the configuration's key) begins the
+/// message.
 std::unique_ptr<Verifier> make_verifier(const std::string& name, const Json& parameters,
                                         const std::string& where);
 

@@ -63,8 +63,8 @@ Trajectory trajectory_of(const Value& v) {
 }
 
 Value value_of(const GenerationCounts& c) {
-  return {c.tokens,    c.groups,    c.filtered, c.failed,   c.stale,
-          c.all_right, c.all_wrong, c.seconds,  c.judging_s};
+  return {c.tokens,    c.groups,    c.filtered, c.failed,    c.stale,
+          c.all_right, c.all_wrong, c.seconds,  c.judging_s, c.elapsed_s};
 }
 
 GenerationCounts counts_of(const Value& v) {
@@ -77,7 +77,8 @@ GenerationCounts counts_of(const Value& v) {
           .all_right = count(5),
           .all_wrong = count(6),
           .seconds = v.at(7).get<double>(),
-          .judging_s = v.at(8).get<double>()};
+          .judging_s = v.at(8).get<double>(),
+          .elapsed_s = v.at(9).get<double>()};
 }
 
 Value value_of(const Fate& f) {

@@ -214,7 +214,7 @@ std::vector<std::vector<double>> Experience::advantages() const {
   return all;
 }
 
-std::vector<objective::PolicyRow> Experience::policy_rows() const {
+std::vector<objective::PolicyRow> Experience::policy_rows(std::int64_t version) const {
   const bool is_bypass = config_.rl.old_logprobs == config::OldLogprobs::kRollout;
   const bool has_kl_loss =
       !reference_.empty() && config_.rl.reference.kl_where == config::KlWhere::kLoss;
@@ -226,6 +226,12 @@ std::vector<objective::PolicyRow> Experience::policy_rows() const {
     row.advantages = at_labels(i, advantages[i]);
     if (!trajectory.supports.empty()) row.supports = at_labels(i, trajectory.supports);
     (is_bypass ? row.old : row.behaviour) = at_labels(i, trajectory.logprobs);
+    if (config_.rl.mode == config::RlMode::kAsync) {
+      std::vector<double> age;
+      for (const std::int64_t drew : trajectory.versions)
+        age.push_back(static_cast<double>(version - drew));
+      row.age = at_labels(i, age);
+    }
     if (!has_kl_loss) continue;
     row.reference = at_labels(
         i, std::vector<double>(reference_[i].begin() + static_cast<std::ptrdiff_t>(rows_[i].prompt),

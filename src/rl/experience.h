@@ -33,8 +33,9 @@ class Experience {
   /// Prompt and completion [rows][tokens].
   const std::vector<std::vector<std::int32_t>>& tokens() const { return tokens_; }
 
-  /// Rows for the objective, once reference and values are set if there are any.
-  std::vector<objective::PolicyRow> policy_rows() const;
+  /// Rows for the objective, once reference and values are set if there are any. They train the
+  /// weights of `version`, which tells how old tokens are (mode async).
+  std::vector<objective::PolicyRow> policy_rows(std::int64_t version) const;
   /// Rows for the critic, once values are set.
   std::vector<objective::ValueRow> value_rows() const;
   /// 1 - Var(R - V) / Var(R) over the tokens with a label, of returns R and values V; 0 where all

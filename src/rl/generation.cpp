@@ -8,6 +8,7 @@
 #include "base/errors.h"
 #include "base/log.h"
 #include "rl/published.h"
+#include "rl/timed.h"
 #include "rl/turns.h"
 #include "rollout/answers.h"
 
@@ -20,21 +21,6 @@ AdmissionOptions admission_options(const config::RlSection& rl) {
           .max_inflight = rl.mode == config::RlMode::kAsync ? rl.max_inflight_groups : 0,
           .policy = rl.stale_policy};
 }
-
-/// Adds the time of its life to a number of seconds.
-class Timed {
- public:
-  explicit Timed(double& seconds) : seconds_(seconds) {}
-  ~Timed() {
-    seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
-  }
-  Timed(const Timed&) = delete;
-  Timed& operator=(const Timed&) = delete;
-
- private:
-  double& seconds_;
-  std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
-};
 
 /// Epochs have an end, a number of steps takes what it needs.
 std::int64_t end_of(const config::RunConfig& config, const Prompts& prompts) {
@@ -122,6 +108,9 @@ std::optional<Batch> Generation::try_next() {
     abort(cursor);
   }
   Batch batch = std::exchange(news_, {});
+  const auto now = std::chrono::steady_clock::now();
+  batch.counts.elapsed_s = std::chrono::duration<double>(now - last_batch_).count();
+  last_batch_ = now;
   if (cut) {
     generated_since_cut_ = 0;
     std::vector<std::int64_t> cursors = cut->cursors;
@@ -183,6 +172,7 @@ void Generation::weights_changed() {
 }
 
 void Generation::dispatch() {
+  const Timed timed(news_.counts.seconds);
   while (admission_.capacity() > 0) {
     if (!again_.empty()) {
       const auto [cursor, attempt] = *again_.begin();

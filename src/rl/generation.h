@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -93,6 +94,7 @@ class Generation : public GroupSource {
   std::int64_t next_cursor_ = 0;
   std::int64_t generated_since_cut_ = 0;  ///< Groups, filtered ones included.
   Batch news_;                            ///< Counts and fates since the last batch.
+  std::chrono::steady_clock::time_point last_batch_ = std::chrono::steady_clock::now();
 };
 
 }  // namespace heddle::rl

@@ -15,7 +15,8 @@ struct GenerationCounts {
   std::int64_t tokens = 0, groups = 0;
   std::int64_t filtered = 0, failed = 0, stale = 0;
   std::int64_t all_right = 0, all_wrong = 0;  ///< Groups of equal rewards, above 0 or not.
-  double seconds = 0, judging_s = 0;
+  double seconds = 0, judging_s = 0;  ///< In passes, and that part of it in which rewards came.
+  double elapsed_s = 0;               ///< Since the batch before.
 };
 
 /// An event in the life of a group, for the ledger.
@@ -36,8 +37,9 @@ struct Batch {
   /// Where the stream stands after it, for a checkpoint: groups that no batch had are generated
   /// anew, with another seed.
   nlohmann::json state = {};
-  double waited_s = 0, sync_s = 0;  ///< Other ranks generate: for the batch, for weights before it.
-  std::int64_t rollout_ranks = 0;   ///< Other ranks generate: how many they are.
+  /// Other ranks generate: seconds that next() waited for the batch, and that weights took in it.
+  double waited_s = 0, sync_s = 0;
+  std::int64_t rollout_ranks = 0;  ///< Other ranks generate: how many they are.
 };
 
 /// Where batches come from: the model in training, or other ranks. All trainer ranks make the same

@@ -10,6 +10,7 @@
 #include "config/shared_entries.h"
 #include "rl/batch_bytes.h"
 #include "rl/published.h"
+#include "rl/timed.h"
 
 namespace heddle::rl {
 namespace {
@@ -173,7 +174,6 @@ void RemoteGeneration::tell_state() {
 }
 
 void RemoteGeneration::publish() {
-  const auto begin = Clock::now();
   ask(nlohmann::json{{"do", is_published_ ? "update" : "refresh"}, {"version", version_}}.dump());
   const sync::SyncReport report = [&] {
     try {
@@ -183,7 +183,6 @@ void RemoteGeneration::publish() {
     }
   }();
   hash_ = report.weights_hash;
-  sync_s_ += seconds_since(begin);
   is_published_ = true;
   log::debug("rl: weights {} published: {} bytes in {:.3f} s", version_, report.bytes,
              report.seconds);
@@ -191,13 +190,17 @@ void RemoteGeneration::publish() {
 
 Batch RemoteGeneration::next() {
   Batch batch;
+  const auto begin = Clock::now();
+  double sync_s = 0;
   surviving([&] {
-    if (!is_published_) publish();
-    const auto begin = Clock::now();
+    if (!is_published_) {
+      const Timed timed(sync_s);
+      publish();
+    }
     batch = batch_from_bytes(ask(nlohmann::json{{"do", "next"}}.dump()));
-    batch.waited_s = seconds_since(begin);
   });
-  batch.sync_s = std::exchange(sync_s_, 0);
+  batch.waited_s = seconds_since(begin) - sync_s;
+  batch.sync_s = sync_s;
   batch.rollout_ranks = rollout_ranks_;
   state_ = batch.state;
   return batch;

@@ -64,7 +64,6 @@ class RemoteGeneration final : public GroupSource {
   std::int64_t version_ = 0, rollout_ranks_;
   bool is_published_ = false;
   std::uint64_t hash_ = 0;  ///< Checksum of what was published last.
-  double sync_s_ = 0;
 };
 
 /// Facts that the two sides of a run must share, as a text that they compare.

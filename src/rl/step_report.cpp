@@ -4,6 +4,8 @@
 #include <cmath>
 #include <map>
 #include <string>
+#include <tuple>
+#include <utility>
 
 namespace heddle::rl {
 namespace {
@@ -53,24 +55,43 @@ void report_groups(const Batch& batch, std::int64_t version, train::StepInfo& in
   info.metrics.set(metric::kStalenessMax, largest_staleness);
 }
 
-void report_generation(const Batch& batch, bool has_rollout_ranks, train::StepInfo& info) {
+void report_generation(const Batch& batch, train::StepInfo& info) {
   const GenerationCounts& counts = batch.counts;
   const double generating = counts.seconds - counts.judging_s;
   info.metrics.set(metric::kGenTokens, static_cast<double>(counts.tokens));
   info.metrics.set(metric::kGenTokensPerSecond,
                    generating > 0 ? static_cast<double>(counts.tokens) / generating : 0);
   info.metrics.set(metric::kGenSeconds, generating);
-  if (has_rollout_ranks) {
-    info.metrics.set(metric::kRolloutRanks, static_cast<double>(batch.rollout_ranks));
-    info.metrics.set(metric::kWaitSeconds, batch.waited_s);
-    info.metrics.set(metric::kSyncSeconds, batch.sync_s);
-  }
   info.metrics.set(metric::kScoreSeconds, counts.judging_s);
   info.metrics.set(metric::kGroupsAllRight, static_cast<double>(counts.all_right));
   info.metrics.set(metric::kGroupsAllWrong, static_cast<double>(counts.all_wrong));
   info.metrics.set(metric::kRejectedFiltered, static_cast<double>(counts.filtered));
   info.metrics.set(metric::kRejectedFailed, static_cast<double>(counts.failed));
   info.metrics.set(metric::kRejectedStale, static_cast<double>(counts.stale));
+}
+
+void report_times(const StepTimes& times, const Batch& batch, const config::RunConfig& config,
+                  train::StepInfo& info) {
+  const double update = std::exchange(
+      info.seconds,
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - times.begin).count());
+  info.tokens_per_s = static_cast<double>(info.tokens) / info.seconds;
+  if (config.rl.reference.kl_coef > 0) info.metrics.set(metric::kReferenceSeconds, times.reference);
+  if (config.rl.has_critic()) {
+    info.metrics.set(metric::kCriticValuesSeconds, times.critic_values);
+    info.metrics.set(metric::kCriticUpdateSeconds, times.critic_update);
+  }
+  info.metrics.set(metric::kPrepareSeconds, times.prepare);
+  info.metrics.set(metric::kUpdateSeconds, update);
+  info.metrics.set(metric::kRecordSeconds, times.record);
+  if (!config.rl.is_disaggregated()) return;
+  const GenerationCounts& counts = batch.counts;
+  info.metrics.set(metric::kRolloutRanks, static_cast<double>(batch.rollout_ranks));
+  info.metrics.set(metric::kWaitSeconds, batch.waited_s);
+  info.metrics.set(metric::kSyncSeconds, times.sync + batch.sync_s);
+  info.metrics.set(metric::kIdleTrainer, batch.waited_s / info.seconds);
+  info.metrics.set(metric::kIdleRollout,
+                   counts.elapsed_s > 0 ? std::max(0.0, 1 - counts.seconds / counts.elapsed_s) : 0);
 }
 
 void report_policy(const objective::PolicyStatistics& all, bool has_reference,
@@ -85,6 +106,13 @@ void report_policy(const objective::PolicyStatistics& all, bool has_reference,
   info.metrics.set(metric::kClipHigh, mean(all.clipped_high));
   info.metrics.set(metric::kMismatchK1, mean(all.mismatch_k1));
   info.metrics.set(metric::kMismatchK3, mean(all.mismatch_k3));
+  const std::tuple<const char*, double, double> ages[] = {
+      {"0", all.age0_mismatch_k3, all.age0_tokens},
+      {"1", all.age1_mismatch_k3, all.age1_tokens},
+      {"2", all.older_mismatch_k3, all.older_tokens}};
+  for (const auto& [age, sum, tokens] : ages) {
+    if (tokens > 0) info.metrics.set(metric::kMismatchK3OfAge, age, sum / tokens);
+  }
   info.metrics.set(metric::kMismatchAbsMean, mean(all.mismatch_abs));
   info.metrics.set(metric::kMismatchAbsMax, all.mismatch_abs_max);
   info.metrics.set(

@@ -1,8 +1,10 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <vector>
 
+#include "config/run_config.h"
 #include "objective/policy_loss.h"
 #include "rl/group_source.h"
 #include "train/observer.h"
@@ -10,10 +12,23 @@
 /// Entries of metrics.jsonl about a step; docs/rl.md says what they mean.
 namespace heddle::rl {
 
+/// Seconds of a step on the trainer's ranks by what they do; the update of the policy is the
+/// trainer's to time. Parts that a run does not have stay 0.
+struct StepTimes {
+  std::chrono::steady_clock::time_point begin = std::chrono::steady_clock::now();
+  double reference = 0, critic_values = 0, critic_update = 0;
+  double prepare = 0;  ///< Advantages and micro-batches.
+  double sync = 0;     ///< Weights to ranks that generate.
+  double record = 0;   ///< Ledger, groups.jsonl, hash of the weights.
+};
+
 /// Rewards, lengths and ages of the batch that weights of `version` were trained on.
 void report_groups(const Batch& batch, std::int64_t version, train::StepInfo& info);
 /// How the batch came to be.
-void report_generation(const Batch& batch, bool has_rollout_ranks, train::StepInfo& info);
+void report_generation(const Batch& batch, train::StepInfo& info);
+/// Where the step's time went. `info` has the time of the update; it gets that of the whole step.
+void report_times(const StepTimes& times, const Batch& batch, const config::RunConfig& config,
+                  train::StepInfo& info);
 /// Statistics of all ranks; `has_reference`: the loss holds the policy to one.
 void report_policy(const objective::PolicyStatistics& all, bool has_reference,
                    train::StepInfo& info);

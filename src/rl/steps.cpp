@@ -10,7 +10,7 @@
 #include "comm/agreement.h"
 #include "rl/generation.h"
 #include "rl/remote_generation.h"
-#include "rl/step_report.h"
+#include "rl/timed.h"
 #include "rl/turns.h"
 #include "rollout/answers.h"
 #include "rollout/experts.h"
@@ -148,16 +148,37 @@ std::optional<data::Step> Steps::next() {
   if (done_ >= info_.total_steps) return std::nullopt;
   // A run that begins anew has nothing in its ledger.
   if (is_first_rank() && !ledger_) ledger_ = std::make_unique<Ledger>(ledger_file(config_), 0);
+  times_ = {};
   batch_ = source_->next();
-  record_fates();
+  {
+    const Timed timed(times_.record);
+    record_fates();
+  }
   if (batch_.groups.empty()) return std::nullopt;
-  Experience experience(config_, prompts_, batch_.groups, expert_width_);
-  if (config_.rl.reference.kl_coef > 0) experience.set_reference(reference_scores(experience));
-  const comm::Mesh& mesh = setup_.placed.context.mesh;
-  data::Step step = experience.step(done_++, mesh.data_rank(), mesh.data_size());
-  if (critic_) critic_->evaluate(step, experience);
-  policy_.set_rows(experience.policy_rows());
-  if (critic_) critic_->learn(step, experience);
+  std::optional<Experience> experience;
+  data::Step step;
+  {
+    const Timed timed(times_.prepare);
+    experience.emplace(config_, prompts_, batch_.groups, expert_width_);
+    const comm::Mesh& mesh = setup_.placed.context.mesh;
+    step = experience->step(done_++, mesh.data_rank(), mesh.data_size());
+  }
+  if (config_.rl.reference.kl_coef > 0) {
+    const Timed timed(times_.reference);
+    experience->set_reference(reference_scores(*experience));
+  }
+  if (critic_) {
+    const Timed timed(times_.critic_values);
+    critic_->evaluate(step, *experience);
+  }
+  {
+    const Timed timed(times_.prepare);
+    policy_.set_rows(experience->policy_rows(source_->version()));
+  }
+  if (critic_) {
+    const Timed timed(times_.critic_update);
+    critic_->learn(step, *experience);
+  }
   step.epoch = batch_.groups.back().cursor / prompts_.size();
   return step;
 }
@@ -261,26 +282,40 @@ std::vector<ckpt::TensorPart> Steps::state(bool with_copies) const {
 void Steps::on_updated(train::StepInfo& info) {
   const config::RlReference& reference = config_.rl.reference;
   report_groups(batch_, source_->version(), info);
-  report_generation(batch_, config_.rl.is_disaggregated(), info);
+  report_generation(batch_, info);
   report_policy(policy_.take_statistics(),
                 reference.kl_coef > 0 && reference.kl_where == config::KlWhere::kLoss, info);
   if (critic_) critic_->report(info);
+  {
+    const Timed timed(times_.record);
+    record_consumed();
+  }
+  {
+    const Timed timed(times_.sync);
+    source_->updated();
+  }
+  {
+    const Timed timed(times_.record);
+    const std::string hash = source_->weights_hash();
+    if (ledger_) {
+      ledger_->published(source_->version(), hash);
+      ledger_->commit();
+    }
+  }
+  report_times(times_, batch_, config_, info);
+}
+
+void Steps::record_consumed() {
   const std::int64_t every = config_.rl.groups_every;
   const bool is_due = every > 0 && (done_ == 1 || done_ % every == 0);
   if (is_due && is_first_rank()) {
     const Group& group = batch_.groups.front();
     log_.write(done_, source_->version(), prompts_.row(group.row), group);
   }
-  if (ledger_) {
-    std::vector<std::int64_t> cursors;
-    for (const Group& group : batch_.groups) cursors.push_back(group.cursor);
-    ledger_->consumed(done_, cursors);
-    ledger_->commit();
-  }
-  source_->updated();
-  const std::string hash = source_->weights_hash();
   if (!ledger_) return;
-  ledger_->published(source_->version(), hash);
+  std::vector<std::int64_t> cursors;
+  for (const Group& group : batch_.groups) cursors.push_back(group.cursor);
+  ledger_->consumed(done_, cursors);
   ledger_->commit();
 }
 

@@ -11,6 +11,7 @@
 #include "rl/group_source.h"
 #include "rl/judge.h"
 #include "rl/prompts.h"
+#include "rl/step_report.h"
 #include "train/step_source.h"
 
 namespace heddle::rl {
@@ -38,6 +39,8 @@ class Steps : public train::StepSource {
   void place_reference();
   std::vector<train::RowScore> reference_scores(const Experience& experience) const;
   void record_fates();
+  /// The step's groups reach the ledger and its disk.
+  void record_consumed();
   void require_published_weights();
 
   const config::RunConfig& config_;
@@ -54,7 +57,8 @@ class Steps : public train::StepSource {
   std::unique_ptr<Critic> critic_;  ///< Null but with advantage gae.
   std::int64_t done_ = 0;           ///< Steps given.
   std::int64_t expert_width_ = 0;   ///< See Experience.
-  Batch batch_;                     ///< For the step under way.
+  Batch batch_;                     ///< For the step under way, as the times.
+  StepTimes times_;
 };
 
 /// The subject of `heddle rl`.

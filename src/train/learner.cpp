@@ -28,7 +28,9 @@ Learner::Learner(const config::RunConfig& config, assembly::ModelOnRanks& placed
                                 placed.model->padded_tokens(most_tokens))),
       pools_auxiliary_loss_(assembly::auxiliary_coefficient(config, placed.model->config()) > 0 &&
                             config.train.router_aux_loss == config::AuxLoss::kHf),
-      router_(RouterReplay::open(config.train, placed.model->config(), placed.context.device)) {
+      router_(RouterReplay::open(config.train, placed.model->config(), placed.context.device)),
+      replays_experts_(placed.model->config().is_moe() &&
+                       (config.rl.replays_experts() || !config.train.router_replay.empty())) {
   require_groups(config.optim, placed.model->parameters());
 }
 
@@ -56,6 +58,7 @@ MicroBatchLoss Learner::forward_backward(std::span<const data::Batch> micro_batc
        .neftune = neftune_,
        .metrics = objective_.metrics().size(),
        .router = router_ ? &*router_ : nullptr,
+       .replays_experts = replays_experts_,
        .sharding = placed_.sharding.get()});
   if (router_) router_->end_step();
   sum_over_ranks(placed_.context.mesh.loss_group(), options.auxiliary_scale > 0, sums);

@@ -81,6 +81,7 @@ class Learner {
   std::unique_ptr<AutoRecompute> recompute_;  ///< Null unless train.recompute is auto.
   bool pools_auxiliary_loss_;                 ///< train.router_aux_loss hf.
   std::optional<RouterReplay> router_;
+  bool replays_experts_;  ///< Batches name the experts, or `router_` does.
   bool warned_of_pooling_ = false;
 };
 

@@ -10,6 +10,7 @@
 
 #include "assembly/model_units.h"
 #include "base/hash.h"
+#include "device/upload.h"
 #include "ops/autograd.h"
 #include "ops/collectives.h"
 #include "ops/context_parallel/context_parallel.h"
@@ -44,6 +45,7 @@ class StepRun {
     for (std::size_t i = 0; i < options.metrics; ++i)
       loss_.metric_sums.push_back(at::zeros({}, wide));
     loss_.auxiliary_sum = at::zeros({}, wide);
+    if (options.replays_experts) loss_.replayed = at::zeros({2}, wide.dtype(at::kLong));
     if (options.pooled_auxiliary_loss) {
       balance_.emplace(model.config().moe()->num_experts,
                        model.context().mesh.group(
@@ -70,6 +72,7 @@ class StepRun {
       model_.tensor_group().all_reduce_sum(loss_.auxiliary_sum);
       model_.tensor_group().all_reduce_sum(loss_.expert_load);
     }
+    if (loss_.replayed.defined()) model_.tensor_group().all_reduce_sum(loss_.replayed);
     return std::move(loss_);
   }
 
@@ -126,6 +129,11 @@ class StepRun {
       tape.experts =
           options_.router->choices(stage.first_layer, stage.runner.size(), own_tokens(host));
     }
+    nn::RouterAgreement agreement;
+    if (loss_.replayed.defined() && !tape.experts.empty()) {
+      agreement = agreement_of(host, tape.experts);
+      pass.agreement = &agreement;
+    }
     hidden = stage.runner.forward(hidden, pass, wants_input_gradient, tape);
     if (options_.router != nullptr)
       options_.router->add(stage.first_layer, tape.experts, own_tokens(host));
@@ -161,6 +169,23 @@ class StepRun {
     const ops::Rows own = own_rows(batch);
     return {batch.token_numbers.narrow(0, own.first, own.count),
             ops::real_rows(own, batch.real_tokens)};
+  }
+
+  /// For a stage that is given these experts by layer; counts its choices.
+  nn::RouterAgreement agreement_of(const data::Batch& host, const std::vector<at::Tensor>& given) {
+    const ops::Rows own = own_rows(host);
+    at::Tensor counted = at::zeros({host.size()}, at::kLong);
+    counted.narrow(0, 0, host.real_tokens).fill_(1);
+    auto* const of_token = counted.mutable_data_ptr<std::int64_t>();
+    // Generation has not read the last token of a sequence, and chose nothing for it.
+    for (std::int64_t s = 0; host.experts.defined() && s < host.real_sequences; ++s)
+      of_token[host.cu_seqlens_host[static_cast<std::size_t>(s) + 1] - 1] = 0;
+    counted = counted.narrow(0, own.first, own.count);
+    const auto rows = counted.sum().item<std::int64_t>();
+    for (const at::Tensor& experts : given) {
+      if (experts.defined()) loss_.replayed[0] += rows * experts.size(1);
+    }
+    return {device::upload(counted, model_.context().device), loss_.replayed[1]};
   }
 
   bool is_last(std::int64_t m) const { return m + 1 == static_cast<std::int64_t>(batches_.size()); }
@@ -270,6 +295,7 @@ void sum_over_ranks(const comm::Group& group, bool has_auxiliary, MicroBatchLoss
     sums.metric_sums[i] = totals[static_cast<std::int64_t>(i) + 1];
   if (has_auxiliary) group.all_reduce_sum(sums.auxiliary_sum);
   if (sums.expert_load.defined()) group.all_reduce_sum(sums.expert_load);
+  if (sums.replayed.defined()) group.all_reduce_sum(sums.replayed);
 }
 
 }  // namespace heddle::train

@@ -26,6 +26,8 @@ struct MicroBatchOptions {
   objective::Neftune neftune;          ///< Noise of embedded tokens in a step with a number.
   std::size_t metrics = 1;             ///< As many as the head functions sum.
   RouterReplay* router = nullptr;      ///< Records or gives the experts of this step; may be null.
+  /// The experts are given, by the batches or by `router`: MicroBatchLoss::replayed is wanted.
+  bool replays_experts = false;
   /// The micro-batches, where they lie on the device already.
   std::span<const objective::LocalBatch> uploaded = {};
   /// With several ranks: what holds the parameters and sums their gradients.
@@ -40,6 +42,9 @@ struct MicroBatchLoss {
   std::vector<at::Tensor> metric_sums;  ///< Alike, of HeadResult::metric_sums.
   at::Tensor auxiliary_sum;             ///< 0-d; of the layers that are here.
   at::Tensor expert_load;               ///< See train/expert_load.h; undefined without experts.
+  /// [2] int64: choices of experts that were replayed, and those of them that the routers would
+  /// have made; undefined unless wanted.
+  at::Tensor replayed;
 };
 
 /// Forward and backward of a step's micro-batches, which are on the host and the same on all ranks

@@ -248,6 +248,11 @@ StepInfo Trainer::train_step(TakenStep taken) {
     info.metrics.set(metric::kMoeLoad, balance.largest);
     info.metrics.set(metric::kMoeLoadMean, balance.mean);
   }
+  if (sums.replayed.defined()) {
+    const at::Tensor replayed = sums.replayed.cpu();
+    const auto choices = replayed[0].item<double>(), agreed = replayed[1].item<double>();
+    if (choices > 0) info.metrics.set(metric::kRouterAgreement, agreed / choices);
+  }
   steps_.on_updated(info);
   return info;
 }

@@ -58,6 +58,15 @@ std::vector<std::string> facts_of(const StepMetrics& m) {
   facts.push_back(fmt::format("loss {:.4f}", m.loss));
   if (const double* length = m.extra(metric::kLengthMean))
     facts.push_back(fmt::format("length {:.1f}", *length));
+  if (m.extra(metric::kRewardMean) != nullptr) {
+    if (const double* entropy = m.extra(metric::kEntropy))
+      facts.push_back(fmt::format("entropy {:.2f}", *entropy));
+    if (const double* kl = m.extra(metric::kKl)) facts.push_back(fmt::format("kl {:.2g}", *kl));
+    if (const double* oldest = m.extra(metric::kStalenessMax); oldest != nullptr && *oldest > 0)
+      facts.push_back(fmt::format("staleness {:.0f}", *oldest));
+  }
+  if (const double* idle = m.extra(metric::kIdleTrainer))
+    facts.push_back(fmt::format("idle {:.0f} %", 100 * *idle));
   if (const double* ranks = m.extra(metric::kRolloutRanks))
     facts.push_back(fmt::format("{:.0f} rollout{}", *ranks, *ranks == 1 ? "" : "s"));
   if (const double* eval = m.extra(metric::kEvalLoss))

@@ -4,6 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <CLI/CLI.hpp>
+#include <cstdio>
+
+#include <nlohmann/json.hpp>
 
 #include "base/errors.h"
 #include "base/files.h"
@@ -113,6 +116,13 @@ INSTANTIATE_TEST_SUITE_P(
         BadCall{"EntropyWithoutALanguageModel",
                 {"score", "model", "--input", "a", "--output", "b", "--head", "embed", "--entropy"},
                 "--entropy is of the distribution of tokens: expected --head lm, not embed"},
+        BadCall{"Task",
+                {"task", "chess"},
+                "heddle task: there is no task 'chess'; expected one of arithmetic, copy, "
+                "countdown, guess_number, modular_addition, reverse_string"},
+        BadCall{"ParameterOfATask",
+                {"task", "copy", "meen"},
+                "meen: expected parameter=value, such as largest=9"},
         BadCall{"ConfigurationFile",
                 {"config", "/nonexistent.yaml"},
                 "/nonexistent.yaml: no such configuration file"},
@@ -124,6 +134,28 @@ INSTANTIATE_TEST_SUITE_P(
                 {"config", "optim.lrr=1"},
                 "command line: unknown key 'optim.lrr' (did you mean 'optim.lr'?)"}),
     testing::ParameterName());
+
+TEST(TaskCommand, MakesRowsOfATask) {
+  const auto rows = [](std::vector<std::string> more) {
+    more.insert(more.begin(), {"task", "arithmetic", "largest=9", "operations=+"});
+    const Outcome outcome = run_command(more);
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    return text::split(outcome.out, '\n');
+  };
+  const auto all = rows({"--rows", "6"});
+  ASSERT_EQ(all.size(), 7u);  // the last line ends
+  const auto row = nlohmann::json::parse(all[0]);
+  int a = 0, b = 0;
+  ASSERT_EQ(std::sscanf(row.at("prompt").get<std::string>().c_str(), "%d + %d = ", &a, &b), 2);
+  EXPECT_EQ(row.at("answer"), a + b);
+  EXPECT_FALSE(row.contains("meta"));
+  EXPECT_EQ(rows({"--rows", "2", "--first", "4"})[1], all[5]);
+  EXPECT_NE(rows({"--rows", "6", "--seed", "1"}), all);
+  const testing::TemporaryDirectory dir;
+  const std::string file = (dir / "rows.jsonl").string();
+  EXPECT_EQ(run_command({"task", "countdown", "--rows", "1", "--output", file}).out, "");
+  EXPECT_EQ(nlohmann::json::parse(files::read(file)).at("meta").at("numbers").size(), 3u);
+}
 
 TEST(Application, DebugAddsTheType) {
   const Outcome outcome = run_command({"config", "optim.lr=x", "--debug"});

@@ -74,6 +74,21 @@ class ReinforcementTest : public ::testing::Test {
     EXPECT_EQ(state.consumed + rejected + std::ssize(state.pending), state.next_cursor) << run;
   }
 
+  /// The trainer's time is in its parts, and what it and the rollouts have waited are shares.
+  static void expect_times(const nlohmann::json& row, const std::string& run) {
+    double parts = 0;
+    for (const char* part : {"wait_s", "sync_s", "prepare_s", "update_s", "record_s"}) {
+      EXPECT_GE(row.at(part), 0) << run << " " << part;
+      parts += row.at(part).get<double>();
+    }
+    EXPECT_LE(parts, row.at("step_s")) << run;
+    EXPECT_GT(parts, 0.7 * row.at("step_s").get<double>()) << run;
+    for (const char* idle : {"idle_trainer", "idle_rollout"}) {
+      EXPECT_GE(row.at(idle), 0) << run;
+      EXPECT_LE(row.at(idle), 1) << run;
+    }
+  }
+
   testing::LaunchedRuns runs_;
 };
 

@@ -44,7 +44,10 @@ TEST_F(ReinforcementTest, StalenessIsBoundedInEveryLayout) {
     Words all = {"rl.mode=async", "rl.max_staleness=2", "rl.old_logprobs=recompute"};
     all.insert(all.end(), settings.begin(), settings.end());
     ASSERT_EQ(train(name, ranks, all), 0) << runs_.printed(name);
-    for (const auto& row : metrics(name)) EXPECT_LE(row.at("staleness_max"), 2) << name;
+    for (const auto& row : metrics(name)) {
+      EXPECT_LE(row.at("staleness_max"), 2) << name;
+      expect_times(row, name);
+    }
     EXPECT_EQ(metrics(name).size(), 5u) << name;
     expect_ledger(name, 5);
   }
@@ -90,7 +93,7 @@ TEST_F(ReinforcementTest, ExpertsOfGenerationAreTrainedInEveryLayout) {
     const auto found = run(name, 2, settings);
     ASSERT_EQ(found.size(), one.size()) << name;
     for (std::size_t i = 0; i < one.size(); ++i) {
-      for (const char* figure : {"loss", "grad_norm", "mismatch_abs_mean"}) {
+      for (const char* figure : {"loss", "grad_norm", "mismatch_abs_mean", "router_agreement"}) {
         const double expected = one[i].at(figure);
         EXPECT_NEAR(found[i].at(figure).get<double>(), expected, 1e-8 * (1 + std::abs(expected)))
             << name << " " << i << " " << figure;

@@ -51,6 +51,7 @@ struct Case {
     if (has_old) t.old = column(old);
     if (has_behaviour) t.behaviour = column(behaviour);
     if (has_reference) t.reference = column(reference);
+    t.age = at::tensor(Numbers{3, 1, 0, 2, 1}, at::kDouble);
     t.advantages = column(advantages);
     t.sequence_tokens = at::tensor(Numbers{4, 4, 4, 4, 1}, at::kDouble);
     t.first_advantage = at::tensor(Numbers{0.8, 0.8, 0.8, 0.8, -1.5}, at::kDouble);
@@ -343,6 +344,28 @@ TEST(PolicyLoss, OnPolicyRatioIsExactlyOne) {
   EXPECT_EQ(all.ratio_max, 1);
   EXPECT_EQ(all.old_kl, 0);
   EXPECT_EQ(all.mismatch_abs, 0);
+}
+
+TEST(PolicyLoss, MismatchIsToldByAge) {
+  const Case c;
+  const PolicyStatistics all = loss_of(c, {}).statistics;
+  const auto k3 = [&](std::initializer_list<std::size_t> places) {
+    double sum = 0;
+    for (const std::size_t i : places) {
+      const double rho = std::exp(c.old[i] - c.behaviour[i]);
+      sum += rho - std::log(rho) - 1;
+    }
+    return sum;
+  };
+  EXPECT_EQ(all.age0_tokens, 1);
+  EXPECT_EQ(all.age1_tokens, 2);
+  EXPECT_EQ(all.older_tokens, 2);
+  EXPECT_NEAR(all.age0_mismatch_k3, k3({2}), 1e-12);
+  EXPECT_NEAR(all.age1_mismatch_k3, k3({1, 5}), 1e-12);
+  EXPECT_NEAR(all.older_mismatch_k3, k3({0, 4}), 1e-12);
+  PolicyTokens unknown = c.tokens();
+  unknown.age = at::Tensor();
+  EXPECT_EQ(loss_of(c, unknown, {}).statistics.older_tokens, 0);
 }
 
 TEST(PolicyLoss, ClipsOfTokensReplaceThoseOfTheOptions) {

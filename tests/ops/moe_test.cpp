@@ -105,6 +105,16 @@ TEST(MoeRoute, ReplaysAChoice) {
   EXPECT_THROW(moe_route(logits, 3, true, earlier), c10::Error);
 }
 
+TEST(MoeRoute, TellsWhichOfGivenExpertsItWouldHaveChosen) {
+  const MoeRouting own = moe_route(randn({50, 9}, at::kDouble, 33), 3, true);
+  EXPECT_TRUE(is_likeliest(own.probabilities, own.experts).all().item().toBool());
+  const at::Tensor others = moe_route(randn({50, 9}, at::kDouble, 34), 3, true).experts;
+  const at::Tensor expected = (others.unsqueeze(2) == own.experts.unsqueeze(1)).sum(2) > 0;
+  EXPECT_TRUE(identical(is_likeliest(own.probabilities, others), expected));
+  EXPECT_FALSE(expected.all().item().toBool());
+  EXPECT_TRUE(expected.any().item().toBool());
+}
+
 TEST(MoeExperts, TheBranchAddsItsGradientToThatOfTheInput) {
   const Case c = make(9, 2, 5, 6, 4, at::kDouble);
   for (const char* name : {"reference", kOwn}) {

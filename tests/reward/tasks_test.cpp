@@ -2,11 +2,13 @@
 #include <set>
 #include <string>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "base/errors.h"
 #include "reward/environment.h"
 #include "reward/transcript.h"
+#include "reward/verifiers.h"
 
 namespace heddle::reward {
 namespace {
@@ -85,20 +87,20 @@ TEST(Tasks, ReverseStringGivesPartOfTheRewardIfAsked) {
   Sample sample;
   sample.truth = "abcd";
   sample.completion = "abxx";
-  const auto scores = make_task_reward(task)->score(std::vector{sample});
-  EXPECT_DOUBLE_EQ(scores[0].reward, 0.5);
-  EXPECT_DOUBLE_EQ(scores[0].parts.at("right"), 0);
+  const Score score = make_task_verifier(task)->judge(sample);
+  EXPECT_DOUBLE_EQ(score.reward, 0.5);
+  EXPECT_DOUBLE_EQ(score.parts.at("right"), 0);
 }
 
 TEST(Tasks, CountdownTakesAnyExpressionOverItsNumbers) {
   const auto task = std::shared_ptr(make_task("countdown", {}, "test"));
-  const auto reward = make_task_reward(task);
+  const auto verifier = make_task_verifier(task);
   const auto judged = [&](const std::string& completion) {
     Sample sample;
     sample.completion = completion;
     sample.truth = 24;
     sample.meta = Json::parse(R"({"numbers": [2, 3, 4]})");
-    return reward->score(std::vector{sample})[0].reward;
+    return verifier->judge(sample).reward;
   };
   for (const char* right :
        {"2*3*4", "4 * (2 * 3)", "2*3*4 = 24", "so \\boxed{3*4*2}", "<answer>(2*3)*4</answer>"})
@@ -135,7 +137,46 @@ TEST(Tasks, GuessNumberAnswersEachTurn) {
   const Step last = episode->step("?");
   EXPECT_TRUE(last.done && last.truncated && last.reward == 0);
   EXPECT_THROW(episode->step("1"), InternalError);
-  EXPECT_THROW(make_task_reward(make_task("guess_number", {}, "test")), ConfigError);
+}
+
+TEST(Tasks, AnswerTheTurnsOfASample) {
+  RewardOptions options;
+  options.verifiers = {
+      {.verifier = "guess_number", .weight = 2, .parameters = Json::parse(R"({"turns": 3})")},
+      {.verifier = "length",
+       .weight = 0,
+       .parameters = Json::parse(R"({"target": 9, "max": 99})")}};
+  const auto reward = make_reward(options);
+  Sample sample;
+  sample.truth = 60;
+  const auto judged = [&](const std::string& completion) {
+    sample.completion = completion;
+    Score score = reward->score(std::vector{sample})[0];
+    sample.turns.push_back({completion, score.observation.value_or("")});
+    return score;
+  };
+  const Score low = judged("50"), high = judged("75"), right = judged("60");
+  EXPECT_EQ(low.observation, "\nhigher\n");
+  EXPECT_EQ(high.observation, "\nlower\n");
+  EXPECT_EQ(high.reward, 0);
+  EXPECT_EQ(right.observation, std::nullopt);
+  EXPECT_EQ(right.reward, 2);
+  EXPECT_EQ(right.parts.at("guess_number"), 1);
+  sample.turns.resize(2);
+  EXPECT_EQ(judged("61").reward, 0);
+  EXPECT_EQ(sample.turns.back().observation, "") << "the third turn is the last";
+  sample = {};
+  sample.truth = "sixty";
+  EXPECT_THAT(judged("60").error.value_or(""), ::testing::HasSubstr("the answer must be a number"));
+}
+
+TEST(Tasks, AreVerifiersByName) {
+  Sample sample;
+  sample.truth = "abc";
+  sample.completion = "abx";
+  EXPECT_NEAR(make_verifier("copy", Json::parse(R"({"partial": true})"), "t")->judge(sample).reward,
+              2. / 3, 1e-12);
+  EXPECT_THROW(make_verifier("copy", Json::parse(R"({"turns": 3})"), "t"), ConfigError);
 }
 
 TEST(Tasks, RefuseUnknownNamesAndParameters) {

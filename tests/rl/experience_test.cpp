@@ -113,7 +113,7 @@ TEST_F(ExperienceTest, ColumnsStandAtTheLabelsOfTheCompletion) {
   const Prompts all = prompts(run);
   const std::vector<Group> batch = groups();
   const Experience experience(run, all, batch);
-  const std::vector<objective::PolicyRow> rows = experience.policy_rows();
+  const std::vector<objective::PolicyRow> rows = experience.policy_rows(0);
   const data::Step step = experience.step(4, 0, 1);
   EXPECT_EQ(step.step, 4);
   EXPECT_EQ(step.loss_rows, 3 + 8 + 1 + 5);
@@ -172,7 +172,7 @@ TEST_F(ExperienceTest, ObservationsAreReadAndNotTrained) {
   }
   // Whitened over the tokens that were drawn: their mean is 0.
   const config::RunConfig whitened = config({"rl.algorithm.advantage=reinforce++_baseline"});
-  const auto rows = Experience(whitened, all, batch).policy_rows();
+  const auto rows = Experience(whitened, all, batch).policy_rows(0);
   double sum = 0;
   for (std::size_t i = 0; i < 4; ++i) {
     const Trajectory& trajectory = batch[i / 2].trajectories[i % 2];
@@ -215,8 +215,8 @@ TEST_F(ExperienceTest, OverlongCompletionsArePunishedOrMasked) {
   EXPECT_EQ(experience.step(0, 0, 1).loss_rows, 3 + 1 + 5);
   EXPECT_EQ(experience.step(0, 0, 1).sequences, 3);
   // It stays in the mean of its group.
-  EXPECT_NEAR(experience.policy_rows()[0].advantages.back(), 0, 1e-12);
-  EXPECT_GT(experience.policy_rows()[0].advantages[experience.tokens()[0].size() - 2], 0.5);
+  EXPECT_NEAR(experience.policy_rows(0)[0].advantages.back(), 0, 1e-12);
+  EXPECT_GT(experience.policy_rows(0)[0].advantages[experience.tokens()[0].size() - 2], 0.5);
 }
 
 TEST_F(ExperienceTest, ShuffledRewardsAreThoseOfOthers) {
@@ -243,7 +243,7 @@ TEST_F(ExperienceTest, KlInTheRewardLowersIt) {
         {.logprobs = std::vector<double>(tokens.size(), -0.1), .entropies = {}, .outputs = {}});
   with.set_reference(scores);
   // log pi - log reference is 0 at a completion's first token and falls: later tokens gain.
-  const std::vector<objective::PolicyRow> rows = with.policy_rows();
+  const std::vector<objective::PolicyRow> rows = with.policy_rows(0);
   const std::size_t first = all.row(0).tokens.size() - 1;
   EXPECT_GT(rows[0].advantages[first], rows[0].advantages[first + 2]);
   EXPECT_TRUE(rows[0].reference.empty());
@@ -263,7 +263,7 @@ TEST_F(ExperienceTest, GaeComparesTokensWithTheCriticsValues) {
     for (std::size_t t = 0; t < tokens.size(); ++t) row.push_back(0.1 * static_cast<double>(t));
   }
   experience.set_values(values);
-  const std::vector<objective::PolicyRow> policy = experience.policy_rows();
+  const std::vector<objective::PolicyRow> policy = experience.policy_rows(0);
   const std::vector<objective::ValueRow> critic = experience.value_rows();
   std::vector<double> expected, found;
   double mean_return = 0, mean_error = 0;

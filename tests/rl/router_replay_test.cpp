@@ -35,6 +35,7 @@ TEST_F(ReplayOfExperts, StandsAtTheTokensOfEveryTurn) {
         moe({std::string("train.method=") + method, "adapter.rank=4", "rl.router_replay=r3",
              "train.max_steps=2", "optim.lr=1e-2", "rollout.stop=[e, a]"})));
     for (const train::StepInfo& step : reports.steps) {
+      EXPECT_EQ(step.metrics.at("router_agreement"), 1) << method;
       EXPECT_NEAR(step.metrics.at("ratio_mean"), 1, 1e-7) << method;
       EXPECT_NEAR(step.metrics.at("mismatch_abs_max"), 0, 1e-6) << method;
     }
@@ -47,6 +48,15 @@ TEST_F(ReplayOfExperts, IsOnInModeAsyncAlone) {
     more.insert(more.begin(), {"rl.max_staleness=2", "rl.update_mode=keep", "optim.lr=3e-2",
                                "rollout.max_sequences=5", "rollout.max_new_tokens=12"});
     const Reports reports = train(run(name, moe(more)));
+    for (const train::StepInfo& step : reports.steps) {
+      const double* agreement = step.metrics.find("router_agreement");
+      EXPECT_EQ(agreement == nullptr, name == "off");
+      if (agreement == nullptr) continue;
+      // The weights that drew all tokens of the first step are those that it trains.
+      EXPECT_LE(*agreement, 1);
+      EXPECT_EQ(*agreement == 1, step.step == 1);
+      EXPECT_GT(*agreement, 0.3);
+    }
     return reports.mean("mismatch_abs_mean", 0, reports.steps.size());
   };
   const double by_default = mismatch("default", {"rl.mode=async"});

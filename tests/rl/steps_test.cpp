@@ -1,4 +1,5 @@
 // Whole runs of `heddle rl` with a tiny model of random weights.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -65,6 +66,32 @@ TEST_F(RlTest, TurnsOfAnEpisodeAreTrainedAsTheyWereDrawn) {
     EXPECT_TRUE(turns.size() == 2 || sample.at("finish_reason") == "length");
   }
   EXPECT_TRUE(past.contains(2));
+}
+
+TEST_F(RlTest, TasksAnswerTurnsThemselves) {
+  std::ofstream rows(dir_ / "prompts.jsonl");
+  for (int i = 0; i < 8; ++i)
+    rows << nlohmann::json{{"prompt", "guess " + std::to_string(i)}, {"answer", 5}} << "\n";
+  rows.close();
+  const Reports reports = train(episodes(
+      "guesses", {"data.train=" + (dir_ / "prompts.jsonl").string(), "rl.reward.command=[]",
+                  "rl.reward.verifiers.guess_number=1", "rl.groups_every=1", "train.max_steps=2",
+                  "rl.reward.parameters.guess_number='{\"turns\": 3}'", "rollout.stop=[e, a]",
+                  "data.max_length=96", "rollout.max_new_tokens=64"}));
+  EXPECT_NEAR(reports.steps.front().metrics.at("ratio_mean"), 1, 1e-7);
+  std::ifstream log(dir_ / "guesses" / "groups.jsonl");
+  std::size_t most = 0;
+  for (std::string line; std::getline(log, line);) {
+    const auto row = nlohmann::json::parse(line);
+    for (const auto& sample : row.at("samples")) {
+      const auto turns = sample.value("turns", nlohmann::json::array());
+      most = std::max(most, turns.size());
+      for (const auto& turn : turns)
+        EXPECT_THAT(turn.at("observation"),
+                    ::testing::AnyOf("\nnot a number\n", "\nhigher\n", "\nlower\n"));
+    }
+  }
+  EXPECT_EQ(most, 2u);
 }
 
 TEST_F(RlTest, EvaluationGoesOnWithTheTurnsOfAnEpisode) {
@@ -208,12 +235,19 @@ TEST_F(RlTest, StalenessIsBounded) {
         train(run(std::string("stale-") + mode,
                   {"rl.mode=async", "rl.max_staleness=2", fmt::format("rl.update_mode={}", mode),
                    "train.max_steps=8", "rollout.max_sequences=5", "rl.old_logprobs=recompute"}));
-    double largest = 0;
-    for (const train::StepInfo& step : reports.steps)
+    double largest = 0, of_new = 0, of_old = 0;
+    for (const train::StepInfo& step : reports.steps) {
       largest = std::max(largest, step.metrics.at("staleness_max"));
+      if (const double* k3 = step.metrics.find("mismatch_k3_age_0")) of_new = std::max(of_new, *k3);
+      for (const char* age : {"mismatch_k3_age_1", "mismatch_k3_age_2"})
+        if (const double* k3 = step.metrics.find(age)) of_old = std::max(of_old, *k3);
+    }
     EXPECT_LE(largest, 2) << mode;
+    // Tokens of the weights in training differ by rounding alone.
+    EXPECT_LT(of_new, 1e-6) << mode;
     if (std::string(mode) != "abort") {
       EXPECT_GT(largest, 0) << mode;
+      EXPECT_GT(of_old, 1e-5) << mode;
     }
     EXPECT_EQ(reports.steps.size(), 8u) << mode;
   }

@@ -13,6 +13,7 @@
 namespace heddle::ui {
 namespace {
 
+using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -113,6 +114,20 @@ TEST(Progress, TheLiveLineShowsEverythingThatFits) {
             "12.4 k tokens/s  41 % of speed of light  5.2 GiB  3 min 20 s left");
   EXPECT_THAT(render_live(training_line(), 180, true), HasSubstr("\x1b["));
   EXPECT_EQ(display_width(render_live(training_line(), 180, true)), display_width(wide));
+}
+
+TEST(Progress, TheLineOfReinforcementLearningBeginsWithTheReward) {
+  StepMetrics m;
+  m.loss = 0.01;
+  m.extras = {{"reward_mean", 0.5}, {"length_mean", 12.25},  {"entropy", 1.234},  {"kl", 0.00123},
+              {"staleness_max", 2}, {"idle_trainer", 0.256}, {"rollout_ranks", 2}};
+  EXPECT_EQ(
+      render_plain({"rl", 1, 10, "", facts_of(m), {}})
+          .find("rl 1/10 (10 %)  reward 0.500  loss 0.0100  length 12.2  entropy 1.23  kl 0.0012  "
+                "staleness 2  idle 26 %  2 rollouts"),
+      0u);
+  m.extras = {{"reward_mean", 0.5}, {"staleness_max", 0}};
+  EXPECT_THAT(facts_of(m), Not(Contains(HasSubstr("staleness"))));
 }
 
 TEST(Progress, TheLiveLineNeverExceedsTheTerminal) {

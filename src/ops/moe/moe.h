@@ -51,6 +51,10 @@ MoeRouting moe_route(const KernelTable& kernels, const at::Tensor& logits, std::
 MoeRouting moe_route(const at::Tensor& logits, std::int64_t top_k, bool normalize,
                      const at::Tensor& chosen = {});
 
+/// [T,k] bool: which of `experts` [T,k] are among the k likeliest of `probabilities` [T,E]; of
+/// equally likely ones all are.
+at::Tensor is_likeliest(const at::Tensor& probabilities, const at::Tensor& experts);
+
 /// A low-rank change of one matrix of every expert: W_e + up_e down_e. Undefined: none.
 struct ExpertLowRank {
   at::Tensor down;  ///< [E,r,in]

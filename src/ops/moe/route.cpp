@@ -6,6 +6,7 @@
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/sort.h>
 #include <ATen/ops/sum.h>
+#include <ATen/ops/topk.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
@@ -151,6 +152,14 @@ MoeRouting moe_route(const at::Tensor& logits, std::int64_t top_k, bool normaliz
                      const at::Tensor& chosen) {
   return route({moe_route_reference::forward, moe_route_reference::backward}, logits, top_k,
                normalize, chosen);
+}
+
+at::Tensor is_likeliest(const at::Tensor& probabilities, const at::Tensor& experts) {
+  return run_without_gradient([&] {
+    const std::int64_t k = experts.size(1);
+    const at::Tensor least = std::get<0>(at::topk(probabilities, k)).narrow(1, k - 1, 1);
+    return at::gather(probabilities, 1, experts) >= least;
+  });
 }
 
 at::Tensor moe_auxiliary_loss(const at::Tensor& probabilities, const at::Tensor& experts,
