@@ -1,0 +1,163 @@
+// Times the narrow products of several sets' low-rank changes in a pass of training: x a^T, dy b,
+// dy^T low and d_low^T x, each kind one launch for eight sets of ranks 8 to 64. Needs no libtorch:
+//   heddle_grouped_bench [ROWS ...]     of each set; 64, 512 and 2048 by default
+// Each figure is a call of a graph whose calls go over four copies of the matrices in turn.
+#include <cuda_bf16.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <stdexcept>
+#include <vector>
+
+#include "ops/grouped_low_rank/cuda/grouped_products.h"
+
+namespace {
+
+using namespace heddle::ops::cuda;
+using bf16 = __nv_bfloat16;
+
+constexpr int kCopies = 4, kCalls = 20, kSets = 8;
+constexpr const char* kKinds[] = {"x a^T", "dy b", "dy^T low", "d_low^T x"};
+
+/// Layers that share an input.
+struct Layers {
+  const char* name;
+  int in;
+  std::vector<int> out;
+};
+
+const std::vector<Layers> kLayers = {{"0.8B gated delta", 1024, {6144, 2048, 16, 16}},
+                                     {"0.8B attention", 1024, {4096, 512, 512}},
+                                     {"0.8B gate, up", 1024, {3584, 3584}},
+                                     {"0.8B down", 3584, {1024}},
+                                     {"0.8B output", 2048, {1024}},
+                                     {"4B gated delta", 2560, {8192, 4096, 32, 32}},
+                                     {"4B gate, up", 2560, {9216, 9216}},
+                                     {"4B down", 9216, {2560}}};
+
+void check(cudaError_t status) {
+  if (status != cudaSuccess) throw std::runtime_error(cudaGetErrorString(status));
+}
+
+__global__ void fill(bf16* data, int64_t count, unsigned seed) {
+  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < count;
+       i += int64_t{gridDim.x} * blockDim.x) {
+    unsigned h = static_cast<unsigned>(i) * 2654435761u + seed;
+    h ^= h >> 15, h *= 2246822519u, h ^= h >> 13;
+    data[i] = __float2bfloat16(static_cast<float>(h & 0xffff) / 32768.f - 1.f);
+  }
+}
+
+/// Memory of the products of one kind.
+class Matrices {
+ public:
+  ~Matrices() {
+    for (void* p : all_) cudaFree(p);
+  }
+  bf16* random(int64_t count) {
+    auto* const data = static_cast<bf16*>(room(count * 2));
+    fill<<<512, 256>>>(data, count, static_cast<unsigned>(all_.size()));
+    return data;
+  }
+  void* room(int64_t bytes) {
+    void* p = nullptr;
+    check(cudaMalloc(&p, static_cast<size_t>(bytes)));
+    all_.push_back(p);
+    return p;
+  }
+
+ private:
+  std::vector<void*> all_;
+};
+
+/// The products of one kind for all sets and layers; `bytes`: of the wide matrices.
+std::vector<NarrowProduct> products_of(const Layers& layers, int kind, int rows, Matrices& memory,
+                                       int64_t& bytes) {
+  std::vector<NarrowProduct> products;
+  const int64_t all_rows = int64_t{kSets} * rows;
+  const bool is_of_input = kind == 0 || kind == 3;
+  bf16* const x = memory.random(all_rows * layers.in);
+  bytes = is_of_input ? all_rows * layers.in * 2 : 0;
+  for (const int out : layers.out) {
+    const int width = is_of_input ? layers.in : out;
+    const bf16* const tall = is_of_input ? x : memory.random(all_rows * out);
+    if (!is_of_input) bytes += all_rows * out * 2;
+    for (int set = 0; set < kSets; ++set) {
+      const int rank = 8 * (set + 1);
+      const bool sums_rows = kind >= 2;
+      NarrowProduct p;
+      p.tall = tall + int64_t{set} * rows * width;
+      p.tall_stride = width;
+      p.m = sums_rows ? width : rows;
+      p.k = sums_rows ? rows : width;
+      p.n = rank;
+      p.turned = kind == 3;
+      p.narrow = memory.random(int64_t{rank} * p.k);
+      p.narrow_stride = kind == 0 ? width : rank;
+      p.out = memory.room(int64_t{p.m} * rank * (sums_rows ? 4 : 2));
+      p.out_stride = p.turned ? width : rank;
+      products.push_back(p);
+    }
+  }
+  return products;
+}
+
+/// Microseconds of a call, the least of five replays.
+double time_of(NarrowForm form, const std::array<std::vector<NarrowProduct>, kCopies>& copies) {
+  cudaStream_t stream{};
+  cudaGraph_t graph{};
+  cudaGraphExec_t replay{};
+  check(cudaStreamCreate(&stream));
+  narrow_products(form, copies[0], stream);
+  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+  for (int i = 0; i < kCalls; ++i) narrow_products(form, copies[i % kCopies], stream);
+  check(cudaStreamEndCapture(stream, &graph));
+  check(cudaGraphInstantiate(&replay, graph, 0));
+  std::array<cudaEvent_t, 2> ends{};
+  for (cudaEvent_t& end : ends) check(cudaEventCreate(&end));
+  float least = 1e9f;
+  for (int i = 0; i < 6; ++i) {
+    float ms = 0;
+    check(cudaEventRecord(ends[0], stream));
+    check(cudaGraphLaunch(replay, stream));
+    check(cudaEventRecord(ends[1], stream));
+    check(cudaEventSynchronize(ends[1]));
+    check(cudaEventElapsedTime(&ms, ends[0], ends[1]));
+    if (i > 0) least = std::min(least, ms);
+  }
+  for (cudaEvent_t end : ends) cudaEventDestroy(end);
+  cudaGraphExecDestroy(replay);
+  cudaGraphDestroy(graph);
+  cudaStreamDestroy(stream);
+  return least * 1e3 / kCalls;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+  std::vector<int> all_rows;
+  for (int i = 1; i < argc; ++i) all_rows.push_back(std::atoi(argv[i]));
+  if (all_rows.empty()) all_rows = {64, 512, 2048};
+  constexpr NarrowForm kForms[] = {NarrowForm::kRows, NarrowForm::kDeep, NarrowForm::kGradients,
+                                   NarrowForm::kGradients};
+  std::printf("| layers | rows of a set | product | us | TB/s of the wide matrix |\n|---|---|---|---|---|\n");
+  for (const int rows : all_rows) {
+    if (rows <= 0) throw std::invalid_argument("rows of a set: expected a number above 0");
+    for (const Layers& layers : kLayers) {
+      for (int kind = 0; kind < 4; ++kind) {
+        Matrices memory;
+        std::array<std::vector<NarrowProduct>, kCopies> copies;
+        int64_t bytes = 0;
+        for (auto& products : copies) products = products_of(layers, kind, rows, memory, bytes);
+        const double us = time_of(kForms[kind], copies);
+        std::printf("| %s | %d | %s | %.1f | %.2f |\n", layers.name, rows, kKinds[kind], us,
+                    static_cast<double>(bytes) / us * 1e-6);
+      }
+    }
+  }
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "heddle_grouped_bench: %s\n", error.what());
+  return 1;
+}
