@@ -1,4 +1,4 @@
-// Sums of products of 17 to 64 rows, as one token of a batch of sequences needs them. The time is
+// Sums of products of up to 64 rows, as one token of a batch of sequences needs them. The time is
 // that of reading the matrices once, so these are copied to the multiprocessors by bulk copies that
 // begin before the launches that make the rows have ended (dependent_launch.cuh).
 //
