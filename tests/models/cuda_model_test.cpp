@@ -281,7 +281,8 @@ Training train(Mode mode, const Recipe& recipe) {
       report(train::run_micro_batches(*model, adapters.get(), pipeline, trainable, batches, heads,
                                       {.auxiliary_scale = auxiliary,
                                        .pooled_auxiliary_loss = recipe.pooled_auxiliary_loss,
-                                       .dropout_step = dropout_step}));
+                                       .dropout_step = dropout_step,
+                                       .neftune = {}}));
       result.norms.push_back(optimizer.gradient_norm());
       optimizer.step(model->kernels(), lr,
                      std::min(1.0, optim.clip_norm / (result.norms.back() + 1e-6)));
@@ -289,7 +290,8 @@ Training train(Mode mode, const Recipe& recipe) {
       queued.push_back(steps.queue(batches, {.loss_scale = scale,
                                              .auxiliary_scale = auxiliary,
                                              .lr = lr,
-                                             .dropout_step = dropout_step}));
+                                             .dropout_step = dropout_step,
+                                        .neftune = {}}));
     }
   }
   // All of them were queued before the first is heard of.
