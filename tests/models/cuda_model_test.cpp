@@ -290,8 +290,7 @@ Training train(Mode mode, const Recipe& recipe) {
       queued.push_back(steps.queue(batches, {.loss_scale = scale,
                                              .auxiliary_scale = auxiliary,
                                              .lr = lr,
-                                             .dropout_step = dropout_step,
-                                        .neftune = {}}));
+                                             .dropout_step = dropout_step}));
     }
   }
   // All of them were queued before the first is heard of.
