@@ -142,7 +142,9 @@ int main(int argc, char** argv) try {
   if (all_rows.empty()) all_rows = {64, 512, 2048};
   constexpr NarrowForm kForms[] = {NarrowForm::kRows, NarrowForm::kDeep, NarrowForm::kGradients,
                                    NarrowForm::kGradients};
-  std::printf("| layers | rows of a set | product | us | TB/s of the wide matrix |\n|---|---|---|---|---|\n");
+  std::printf(
+      "| layers | rows of a set | product | us | TB/s of the wide matrix "
+      "|\n|---|---|---|---|---|\n");
   for (const int rows : all_rows) {
     if (rows <= 0) throw std::invalid_argument("rows of a set: expected a number above 0");
     for (const Layers& layers : kLayers) {
