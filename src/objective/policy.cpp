@@ -50,6 +50,7 @@ void put(std::vector<Entry>& column, const std::vector<Entry>& row, std::int64_t
 }  // namespace
 
 double Policy::divisor(const data::Step& step) const {
+  if (step.loss_rows == 0) return 1;  // all completions are masked: the sum is 0
   return divisor_of(options_.mean, static_cast<double>(step.loss_rows),
                     static_cast<double>(step.sequences));
 }

@@ -180,6 +180,14 @@ std::optional<data::Step> Steps::next() {
     critic_->learn(step, *experience);
   }
   step.epoch = batch_.groups.back().cursor / prompts_.size();
+  has_loss_ = step.loss_rows > 0;
+  if (!has_loss_ && is_first_rank()) {
+    log::warning(
+        "step {}: all completions reached rollout.max_new_tokens {}, and rl.overlong mask leaves "
+        "nothing of them to learn from; the policy stays as it is. Raise rollout.max_new_tokens, "
+        "or give rl.overlong punish",
+        step.step + 1, config_.rollout.max_new_tokens);
+  }
   return step;
 }
 
@@ -272,7 +280,7 @@ void Steps::require_published_weights() {
 }
 
 bool Steps::trains(std::int64_t step) const {
-  return !critic_ || step >= config_.rl.critic.warmup_steps;
+  return has_loss_ && (!critic_ || step >= config_.rl.critic.warmup_steps);
 }
 
 std::vector<ckpt::TensorPart> Steps::state(bool with_copies) const {

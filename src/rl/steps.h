@@ -56,6 +56,7 @@ class Steps : public train::StepSource {
   std::unique_ptr<assembly::ModelOnRanks> reference_;
   std::unique_ptr<Critic> critic_;  ///< Null but with advantage gae.
   std::int64_t done_ = 0;           ///< Steps given.
+  bool has_loss_ = true;            ///< The last of them has a token to learn from.
   std::int64_t expert_width_ = 0;   ///< See Experience.
   Batch batch_;                     ///< For the step under way, as the times.
   StepTimes times_;

@@ -277,6 +277,30 @@ TEST_F(RlTest, ReferenceIsTheModelThatTheRunStartsFrom) {
   }
 }
 
+TEST_F(RlTest, AStepOfMaskedCompletionsLeavesThePolicyAsItIs) {
+  // Nothing ends within one token.
+  const Words settings = {"rollout.max_new_tokens=1", "train.max_steps=3",
+                          "optim.weight_decay=0.1"};
+  for (const char* advantage : {"grpo", "gae"}) {
+    Words masked = settings, still = settings;
+    for (Words* words : {&masked, &still})
+      words->push_back(std::string("rl.algorithm.advantage=") + advantage);
+    masked.push_back("rl.overlong=mask");
+    still.push_back("optim.lr=0");
+    const std::string name = std::string("masked-") + advantage;
+    const Reports reports = train(run(name, masked));
+    train(run(name + "-still", still));
+    ASSERT_EQ(reports.steps.size(), 3u) << advantage;
+    for (const train::StepInfo& step : reports.steps) {
+      EXPECT_EQ(step.metrics.at("truncated"), 1);
+      EXPECT_EQ(step.loss_tokens, 0);
+      EXPECT_EQ(step.loss, 0);
+      EXPECT_EQ(step.lr, 0);
+    }
+    EXPECT_EQ(weights(name), weights(name + "-still")) << advantage;
+  }
+}
+
 TEST_F(RlTest, UniformGroupsAreReplaced) {
   const Reports reports = train(run("dynamic", {"rl.dynamic_sampling=true", "train.max_steps=2"}));
   for (const train::StepInfo& step : reports.steps) {
