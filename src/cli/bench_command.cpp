@@ -292,9 +292,7 @@ void add_bench_command(CLI::App& app, Action& action) {
       ->add_option("--preset", options->preset,
                    "A named shape (see heddle init --help); gdn without one: published shapes")
       ->type_name("NAME");
-  command
-      ->add_option("--layers", options->layers,
-                   "step: only the first layers of the shape, such as fit one GPU")
+  command->add_option("--layers", options->layers, "step: so many layers of the shape alone")
       ->check(CLI::PositiveNumber);
   command->add_option("--batch", options->batch, "Sequences of a micro-batch")
       ->check(CLI::PositiveNumber)
@@ -319,7 +317,7 @@ void add_bench_command(CLI::App& app, Action& action) {
                    "generate: sets of adapters that the sequences have in turn")
       ->check(CLI::PositiveNumber);
   command->add_flag("--launch-by-launch", options->launch_by_launch,
-                    "generate: queue each launch, not steps recorded as graphs");
+                    "generate: no steps recorded as graphs");
   command->add_option("--top-k", options->top_k, "generate: draw from the most likely tokens")
       ->check(CLI::NonNegativeNumber);
   command
