@@ -15,6 +15,7 @@
 #include "cli/bench_generate.h"
 #include "cli/bench_operators.h"
 #include "cli/command.h"
+#include "cli/numbers.h"
 #include "comm/launch_environment.h"
 #include "comm/world.h"
 #include "config/config.h"
@@ -293,9 +294,9 @@ void add_bench_command(CLI::App& app, Action& action) {
                    "A named shape (see heddle init --help); gdn without one: published shapes")
       ->type_name("NAME");
   command->add_option("--layers", options->layers, "step: so many layers of the shape alone")
-      ->check(CLI::PositiveNumber);
+      ->check(above_zero());
   command->add_option("--batch", options->batch, "Sequences of a micro-batch")
-      ->check(CLI::PositiveNumber)
+      ->check(above_zero())
       ->capture_default_str();
   command->add_option("--length", options->length, "Tokens of a sequence")
       ->check(CLI::Range(2, 1 << 24))
@@ -310,34 +311,34 @@ void add_bench_command(CLI::App& app, Action& action) {
       ->delimiter(',')
       ->allow_extra_args(false);
   command->add_option("--samples", options->samples, "generate: sequences that share a prompt")
-      ->check(CLI::PositiveNumber)
+      ->check(above_zero())
       ->capture_default_str();
   command
       ->add_option("--sets", options->sets,
                    "generate: sets of adapters that the sequences have in turn")
-      ->check(CLI::PositiveNumber);
+      ->check(above_zero());
   command->add_flag("--launch-by-launch", options->launch_by_launch,
                     "generate: no steps recorded as graphs");
   command->add_option("--top-k", options->top_k, "generate: draw from the most likely tokens")
-      ->check(CLI::NonNegativeNumber);
+      ->check(not_below_zero());
   command
       ->add_option("--top-p", options->top_p, "generate: draw from the smallest set of this mass")
       ->check(CLI::Range(1e-6, 1.0));
   command
       ->add_option("--median", options->median,
                    "Lognormal lengths of this median instead (step, attention, gdn)")
-      ->check(CLI::NonNegativeNumber)
+      ->check(not_below_zero())
       ->type_name("TOKENS");
   command
       ->add_option("--micro-batches", options->micro_batches,
                    "Micro-batches of a step on each data rank")
-      ->check(CLI::PositiveNumber)
+      ->check(above_zero())
       ->capture_default_str();
   command->add_option("--steps", options->steps, "Timed steps; the median is shown")
-      ->check(CLI::PositiveNumber)
+      ->check(above_zero())
       ->capture_default_str();
   command->add_option("--warmup", options->warmup, "Steps before them")
-      ->check(CLI::NonNegativeNumber)
+      ->check(not_below_zero())
       ->capture_default_str();
   command
       ->add_option("--profile", options->profile,

@@ -11,6 +11,7 @@
 #include "base/quote.h"
 #include "cli/command.h"
 #include "cli/names.h"
+#include "cli/numbers.h"
 #include "cli/stop_request.h"
 #include "cli/version.h"
 #include "data/rendering/renderer.h"
@@ -238,7 +239,7 @@ CLI::App* add_key_commands(CLI::App& serve_command, Action& action) {
            [options, limit](const std::int64_t& value) { options->limits[limit.name] = value; },
            std::string("Instead of the server's: ") + limit.meaning + "; 0: no limit")
         ->type_name("N")
-        ->check(CLI::NonNegativeNumber);
+        ->check(not_below_zero());
   }
   command("list", "Show number, first characters, tenant and scopes of all keys", list_keys);
   command("revoke", "Take a key out of force", revoke_key)

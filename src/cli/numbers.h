@@ -1,0 +1,31 @@
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+#include <string>
+
+#include "base/quote.h"
+
+/// Checks of options that are numbers. CLI11's own, CLI::PositiveNumber and CLI::NonNegativeNumber,
+/// write their upper bound into the error, which has 309 digits.
+namespace heddle::cli {
+
+inline CLI::Validator above_zero() {
+  return {[](const std::string& word) -> std::string {
+            double number = 0;
+            if (CLI::detail::lexical_cast(word, number) && number > 0) return "";
+            return fmt::format("expected a number above 0, found {}", text::shown(word));
+          },
+          "POSITIVE"};
+}
+
+inline CLI::Validator not_below_zero() {
+  return {[](const std::string& word) -> std::string {
+            double number = 0;
+            if (CLI::detail::lexical_cast(word, number) && number >= 0) return "";
+            return fmt::format("expected 0 or a number above it, found {}", text::shown(word));
+          },
+          "NONNEGATIVE"};
+}
+
+}  // namespace heddle::cli
