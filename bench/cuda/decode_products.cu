@@ -19,24 +19,14 @@
 
 #include "ops/linear/cuda/batch_rows.h"
 #include "ops/linear/cuda/few_rows.h"
+#include "random_matrix.cuh"
 
 namespace {
 
 using namespace heddle::ops::cuda;
 using bf16 = __nv_bfloat16;
-
-void check(cudaError_t status) {
-  if (status != cudaSuccess) throw std::runtime_error(cudaGetErrorString(status));
-}
-
-__global__ void fill(bf16* data, int64_t count, unsigned seed, float scale) {
-  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < count;
-       i += int64_t{gridDim.x} * blockDim.x) {
-    unsigned h = static_cast<unsigned>(i) * 2654435761u + seed;
-    h ^= h >> 15, h *= 2246822519u, h ^= h >> 13;
-    data[i] = __float2bfloat16((static_cast<float>(h & 0xffff) / 32768.f - 1.f) * scale);
-  }
-}
+using heddle::bench_cuda::check;
+using heddle::bench_cuda::fill;
 
 __global__ void copy(const uint4* from, uint4* to, int64_t count) {
   for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < count;
@@ -180,7 +170,7 @@ struct Data {
     check(cudaMalloc(&runs, some.size() * sizeof(SlotRun)));
     check(cudaMemcpy(runs, some.data(), some.size() * sizeof(SlotRun), cudaMemcpyHostToDevice));
   }
-  /// As the rollout engine makes them: rows in the order of their sets, a power of two of runs.
+  /// Rows in the order of their sets, a power of two of runs, as the rollout engine makes them.
   std::vector<SlotRun> runs_of(int rows) const {
     std::vector<SlotRun> own;
     const int sets = std::min(changes.sets, rows);

@@ -21,26 +21,16 @@
 #include "ops/optimizer_step/cuda/adamw.h"
 #include "ops/rms_norm/cuda/rms_norm.h"
 #include "ops/rotary/cuda/qk_norm_rope.h"
+#include "random_matrix.cuh"
 
 namespace {
 
 using namespace heddle::ops::cuda;
+using heddle::bench_cuda::check;
+using heddle::bench_cuda::fill;
 
 constexpr double kBandwidth = 3.7e12;
 constexpr Element kType = Element::kBFloat16;
-
-void check(cudaError_t status) {
-  if (status != cudaSuccess) throw std::runtime_error(cudaGetErrorString(status));
-}
-
-__global__ void fill_bf16(__nv_bfloat16* data, int64_t count, unsigned seed) {
-  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < count;
-       i += int64_t{gridDim.x} * blockDim.x) {
-    unsigned h = static_cast<unsigned>(i) * 2654435761u + seed;
-    h ^= h >> 15, h *= 2246822519u, h ^= h >> 13;
-    data[i] = __float2bfloat16(static_cast<float>(h & 0xffff) / 32768.f - 1.f);
-  }
-}
 
 __global__ void fill_float(float* data, int64_t count, unsigned seed) {
   for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < count;
@@ -59,7 +49,7 @@ class Pool {
   }
   void* half(int64_t count) {
     void* p = raw(count * 2);
-    fill_bf16<<<1024, 256>>>(static_cast<__nv_bfloat16*>(p), count, next_++);
+    fill<<<1024, 256>>>(static_cast<__nv_bfloat16*>(p), count, next_++, 1);
     return p;
   }
   float* single(int64_t count) {

@@ -12,11 +12,14 @@
 #include <vector>
 
 #include "ops/grouped_low_rank/cuda/grouped_products.h"
+#include "random_matrix.cuh"
 
 namespace {
 
 using namespace heddle::ops::cuda;
 using bf16 = __nv_bfloat16;
+using heddle::bench_cuda::check;
+using heddle::bench_cuda::fill;
 
 constexpr int kCopies = 4, kCalls = 20, kSets = 8;
 constexpr const char* kKinds[] = {"x a^T", "dy b", "dy^T low", "d_low^T x"};
@@ -37,19 +40,6 @@ const std::vector<Layers> kLayers = {{"0.8B gated delta", 1024, {6144, 2048, 16,
                                      {"4B gate, up", 2560, {9216, 9216}},
                                      {"4B down", 9216, {2560}}};
 
-void check(cudaError_t status) {
-  if (status != cudaSuccess) throw std::runtime_error(cudaGetErrorString(status));
-}
-
-__global__ void fill(bf16* data, int64_t count, unsigned seed) {
-  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < count;
-       i += int64_t{gridDim.x} * blockDim.x) {
-    unsigned h = static_cast<unsigned>(i) * 2654435761u + seed;
-    h ^= h >> 15, h *= 2246822519u, h ^= h >> 13;
-    data[i] = __float2bfloat16(static_cast<float>(h & 0xffff) / 32768.f - 1.f);
-  }
-}
-
 /// Memory of the products of one kind.
 class Matrices {
  public:
@@ -58,7 +48,7 @@ class Matrices {
   }
   bf16* random(int64_t count) {
     auto* const data = static_cast<bf16*>(room(count * 2));
-    fill<<<512, 256>>>(data, count, static_cast<unsigned>(all_.size()));
+    fill<<<512, 256>>>(data, count, static_cast<unsigned>(all_.size()), 1);
     return data;
   }
   void* room(int64_t bytes) {

@@ -34,7 +34,7 @@ struct PolicyStatistics {
   double mismatch_k1 = 0, mismatch_k3 = 0, mismatch_abs = 0;  ///< k1, k3 and |log| of rho.
   double weight = 0, weight_squared = 0;                      ///< Importance weights.
   double rejected = 0;
-  // Of tokens of age 0, 1, and 2 or more.
+  // Sums over tokens of age 0, 1, and 2 or more.
   double age0_tokens = 0, age1_tokens = 0, older_tokens = 0;
   double age0_mismatch_k3 = 0, age1_mismatch_k3 = 0, older_mismatch_k3 = 0;
   double tokens = 0;                           ///< All of them, rejected or not.

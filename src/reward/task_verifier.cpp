@@ -9,9 +9,9 @@
 namespace heddle::reward {
 namespace {
 
-class OfOneTurn final : public Verifier {
+class OneTurnVerifier final : public Verifier {
  public:
-  explicit OfOneTurn(std::shared_ptr<const SingleTurnTask> task) : task_(std::move(task)) {}
+  explicit OneTurnVerifier(std::shared_ptr<const SingleTurnTask> task) : task_(std::move(task)) {}
   Score judge(const Sample& sample) const override { return task_->judge(sample); }
 
  private:
@@ -20,9 +20,9 @@ class OfOneTurn final : public Verifier {
 
 /// Plays the episode anew up to the turn that is judged, so that nothing is kept between turns and
 /// any rank and any start of a run judges alike.
-class OfSeveralTurns final : public Verifier {
+class EpisodeVerifier final : public Verifier {
  public:
-  explicit OfSeveralTurns(std::shared_ptr<const Task> task) : task_(std::move(task)) {}
+  explicit EpisodeVerifier(std::shared_ptr<const Task> task) : task_(std::move(task)) {}
 
   Score judge(const Sample& sample) const override {
     try {
@@ -47,8 +47,8 @@ class OfSeveralTurns final : public Verifier {
 
 std::unique_ptr<Verifier> make_task_verifier(std::shared_ptr<const Task> task) {
   if (auto single = std::dynamic_pointer_cast<const SingleTurnTask>(task))
-    return std::make_unique<OfOneTurn>(std::move(single));
-  return std::make_unique<OfSeveralTurns>(std::move(task));
+    return std::make_unique<OneTurnVerifier>(std::move(single));
+  return std::make_unique<EpisodeVerifier>(std::move(task));
 }
 
 }  // namespace heddle::reward

@@ -70,11 +70,9 @@ void report_generation(const Batch& batch, train::StepInfo& info) {
   info.metrics.set(metric::kRejectedStale, static_cast<double>(counts.stale));
 }
 
-void report_times(const StepTimes& times, const Batch& batch, const config::RunConfig& config,
-                  train::StepInfo& info) {
-  const double update = std::exchange(
-      info.seconds,
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - times.begin).count());
+void report_times(const StepTimes& times, double seconds, const Batch& batch,
+                  const config::RunConfig& config, train::StepInfo& info) {
+  const double update = std::exchange(info.seconds, seconds);
   info.tokens_per_s = static_cast<double>(info.tokens) / info.seconds;
   if (config.rl.reference.kl_coef > 0) info.metrics.set(metric::kReferenceSeconds, times.reference);
   if (config.rl.has_critic()) {

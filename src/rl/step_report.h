@@ -26,9 +26,10 @@ struct StepTimes {
 void report_groups(const Batch& batch, std::int64_t version, train::StepInfo& info);
 /// How the batch came to be.
 void report_generation(const Batch& batch, train::StepInfo& info);
-/// Where the step's time went. `info` has the time of the update; it gets that of the whole step.
-void report_times(const StepTimes& times, const Batch& batch, const config::RunConfig& config,
-                  train::StepInfo& info);
+/// Where the step's `seconds` went. `info` has the time of the update; it gets that of the whole
+/// step.
+void report_times(const StepTimes& times, double seconds, const Batch& batch,
+                  const config::RunConfig& config, train::StepInfo& info);
 /// Statistics of all ranks; `has_reference`: the loss holds the policy to one.
 void report_policy(const objective::PolicyStatistics& all, bool has_reference,
                    train::StepInfo& info);

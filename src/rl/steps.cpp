@@ -310,7 +310,8 @@ void Steps::on_updated(train::StepInfo& info) {
       ledger_->commit();
     }
   }
-  report_times(times_, batch_, config_, info);
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - times_.begin;
+  report_times(times_, seconds.count(), batch_, config_, info);
 }
 
 void Steps::record_consumed() {

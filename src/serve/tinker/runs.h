@@ -168,7 +168,7 @@ class Runs {
   bool is_storing_ = false;  ///< Outcomes of the turn before are on their way to the disk.
   bool is_draining_ = false, is_join_due_ = false, is_look_due_ = false;
   std::optional<Clock::time_point> waits_since_;  ///< A turn for others.
-  Clock::time_point last_arrival_;                ///< Of an operation while the model was idle.
+  Clock::time_point last_arrival_;                ///< When work came and the model was idle.
   bool was_step_ = false;                         ///< The last turn was one of optimizer steps.
   double pass_s_ = 0;                             ///< The last forward_backwards took so long.
 };

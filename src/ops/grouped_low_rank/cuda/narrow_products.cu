@@ -290,6 +290,7 @@ __global__ void __launch_bounds__(kThreads, 2) narrow_kernel(const __grid_consta
 }
 
 constexpr int kPartsTried = 4;  ///< 1, 2, 4, 8
+static_assert(1 << (kPartsTried - 1) == kMostParts);
 
 template <NarrowForm form>
 cudaLaunchConfig_t configure(cudaLaunchAttribute& size, int clusters, int parts) {
