@@ -46,6 +46,7 @@ struct RlAlgorithm {
   double sapo_tau_positive = 1, sapo_tau_negative = 1.05;
   double dppo_cap = 20, dppo_delta = 0.2;
   double dro_beta = 0.05;
+  double entropy_coef = 0;
   double gamma = 1, lambda = 1;
 };
 

@@ -87,6 +87,9 @@ Section algorithm_section() {
       .key("dppo_delta", &RlAlgorithm::dppo_delta, "loss dppo: change of probability allowed",
            {.range = above(0)})
       .key("dro_beta", &RlAlgorithm::dro_beta, "loss dro", {.range = at_least(0)})
+      .key("entropy_coef", &RlAlgorithm::entropy_coef,
+           "of the mean entropy that the loss raises; 0: none",
+           {.range = at_least(0), .aliases = {"entropy_coeff", "entropy_loss_coef"}})
       .key("gamma", &RlAlgorithm::gamma, "advantages reinforce++ and gae: discount",
            {.range = within(0, 1)})
       .key("lambda", &RlAlgorithm::lambda,

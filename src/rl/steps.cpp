@@ -35,6 +35,7 @@ objective::PolicyOptions policy_options(const config::RunConfig& config) {
   options.dppo_cap = rl.algorithm.dppo_cap;
   options.dppo_delta = rl.algorithm.dppo_delta;
   options.dro_beta = rl.algorithm.dro_beta;
+  options.entropy_coefficient = rl.algorithm.entropy_coef;
   options.constant_length = static_cast<double>(config.rollout.max_new_tokens);
   if (rl.reference.kl_where == config::KlWhere::kLoss)
     options.kl_coefficient = rl.reference.kl_coef;

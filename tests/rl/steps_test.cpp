@@ -368,6 +368,21 @@ TEST_F(RlTest, WhatTheLastStepLeavesOfABatchIsGeneratedWhenTheRunGoesOn) {
   EXPECT_TRUE(state.pending.empty());
 }
 
+TEST_F(RlTest, AnEntropyBonusKeepsThePolicyWide) {
+  const auto entropies = [&](const char* coefficient) {
+    const Reports reports =
+        train(run(std::string("entropy-") + coefficient,
+                  {"train.max_steps=30", "optim.lr=1e-2", "rl.groups_per_step=8",
+                   std::string("rl.algorithm.entropy_coef=") + coefficient}));
+    return std::pair(reports.mean("entropy", 0, 1), reports.mean("entropy", 25, 5));
+  };
+  const auto [first, narrow] = entropies("0");
+  const auto [same, wide] = entropies("0.3");
+  EXPECT_EQ(first, same);
+  EXPECT_LT(narrow, first - 0.1);
+  EXPECT_GT(wide, narrow + 0.1);
+}
+
 TEST_F(RlTest, MicroBatchesChangeNothing) {
   expect_no_change_by_micro_batches({"model.dtype=float64", "train.max_steps=3",
                                      "rl.algorithm.mean=seq_mean_token_mean",

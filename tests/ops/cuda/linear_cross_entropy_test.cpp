@@ -162,6 +162,30 @@ TEST_F(GpuFused, LinearCrossEntropyTakesALossOfTokensInOnePass) {
   }
 }
 
+TEST_F(GpuFused, LinearCrossEntropyAddsGradientsOfEntropies) {
+  // Odd rows, the longest row of a cluster, one too long for it, and two chunks.
+  for (const auto& [rows, vocabulary] : std::vector<std::pair<std::int64_t, std::int64_t>>{
+           {177, 1001}, {177, 262144}, {177, 600000}, {9000, 248320}}) {
+    for (const c10::ScalarType dtype : {at::kBFloat16, at::kFloat}) {
+      SCOPED_TRACE(std::to_string(vocabulary) + " " + c10::toString(dtype));
+      LinearCrossEntropy::Inputs in = head_inputs(rows, 32, vocabulary, dtype);
+      in.all_rows_labelled = true;
+      in.entropy_gradients = (randn({rows}, at::kFloat, 8) * 0.3).to(gpu());
+      expect_equal(in, at::kFloat);
+      const KernelTable fused = fused_table(kHead, dtype);
+      const auto expected = linear_cross_entropy(fused, in, true, true);
+      const at::Tensor derivatives = -in.loss_weights * in.gradient_scale;
+      in.loss_weights = at::Tensor(), in.gradient_scale = 1;
+      in.token_loss = [&](std::int64_t first, const at::Tensor& logprobs) {
+        return derivatives.narrow(0, first, logprobs.size(0));
+      };
+      const auto of_tokens = linear_cross_entropy(fused, in, true, true);
+      EXPECT_TRUE(identical(of_tokens.grad_hidden.cpu(), expected.grad_hidden.cpu()));
+      EXPECT_TRUE(identical(of_tokens.grad_weight.cpu(), expected.grad_weight.cpu()));
+    }
+  }
+}
+
 TEST_F(GpuFused, LinearCrossEntropyEntropyOfExtremeLogits) {
   for (const c10::ScalarType dtype : {at::kBFloat16, at::kFloat}) {
     // One CTA, a row that is no multiple of an access, and clusters.
