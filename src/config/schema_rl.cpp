@@ -56,7 +56,7 @@ Section rl_section() {
       .key("dynamic_sampling", &RlSection::dynamic_sampling,
            "replace groups whose rewards are all equal by others", {.aliases = {"filter_groups"}})
       .key("max_attempts", &RlSection::max_attempts,
-           "dynamic_sampling: times groups_per_step * sync_every that are generated for a batch at most",
+           "dynamic_sampling: times the groups of a batch that are generated for it at most",
            {.range = at_least(1), .aliases = {"max_num_gen_batches"}})
       .key("groups_every", &RlSection::groups_every,
            "steps between groups written to <train.output_dir>/groups.jsonl; 0: none",

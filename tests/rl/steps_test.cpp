@@ -290,7 +290,13 @@ TEST_F(RlTest, ABatchIsTrainedOnBySeveralStepsBeforeItsWeightsArePublished) {
       EXPECT_GT(off, 1e-4) << i;
     }
   }
-  EXPECT_NE(reports.steps[1].metrics.at("length_mean"), reports.steps[0].metrics.at("length_mean"));
+  std::vector<std::string> prompts;  // of the first group of each step
+  std::ifstream groups(dir_ / "several" / "groups.jsonl");
+  for (std::string line; std::getline(groups, line);)
+    prompts.push_back(nlohmann::json::parse(line).at("prompt").dump());
+  ASSERT_EQ(prompts.size(), 12u);
+  EXPECT_EQ(std::set<std::string>(prompts.begin(), prompts.end()).size(), 6u);
+  for (std::size_t i = 0; i < 12; ++i) EXPECT_EQ(prompts[i], prompts[i - (i % 6) / 3 * 3]) << i;
   // Each prompt is dispatched and consumed once.
   const rl::LedgerState state = rl::Ledger(dir_ / "several" / "ledger.log").state();
   EXPECT_EQ(state.consumed, 24);
