@@ -92,6 +92,7 @@ Batch Generation::next() {
   while (true) {
     if (std::optional<Batch> batch = try_next()) {
       prepare_update();
+      if (engine_) engine_->release_weights();
       return *std::move(batch);
     }
     advance();
@@ -166,7 +167,6 @@ void Generation::weights_changed() {
     return;
   }
   const bool keeps = config_.rl.update_mode == config::UpdateMode::kKeep;
-  // At once, so that nobody reads the engine's gathered copies of old weights.
   if (engine_) {
     engine_->weights_changed(
         version(), keeps ? rollout::LiveSequences::kKeep : rollout::LiveSequences::kRecompute);
