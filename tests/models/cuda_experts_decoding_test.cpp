@@ -82,7 +82,7 @@ TEST_F(GpuExpertsDecoding, RecordedStepsDrawWhatLaunchedOnesDo) {
   // A bucket that is full, and one with rows that fill it up.
   for (const std::int64_t count : {8, 5}) {
     std::vector<std::vector<std::int32_t>> ids;
-    for (const auto& adapter : {base, dense, experts}) {
+    for (const auto& adapter : {base, experts}) {
       SCOPED_TRACE(adapter->name + " " + std::to_string(count));
       const Found found = generate(count, {adapter}, true),
                   launched = generate(count, {adapter}, false);
@@ -98,9 +98,9 @@ TEST_F(GpuExpertsDecoding, RecordedStepsDrawWhatLaunchedOnesDo) {
       ids.push_back(found.completions.at(0).output_ids);
     }
     EXPECT_NE(ids[0], ids[1]);
-    EXPECT_NE(ids[1], ids[2]);
   }
-  // The tables that mix sets have no factors of experts.
+  // Tables mix sets, with roundings of their own (GpuAdaptersOfRequests), but have no factors of
+  // experts.
   EXPECT_EQ(generate(6, {base, experts}, true).recorded, 0);
   EXPECT_EQ(generate(6, {base, dense}, true).recorded, 11);
 }
