@@ -150,8 +150,8 @@ inline constexpr Metric kTruncated{"truncated", Unit::kShare,
 inline constexpr Metric kStalenessMean{"staleness_mean", Unit::kCount,
                                        "versions between drawing and training"};
 inline constexpr Metric kStalenessMax{"staleness_max", Unit::kCount, "the largest of them"};
-inline constexpr Metric kSpanMax{
-    "span_max", Unit::kCount, "most versions between two tokens of a group, in mode async"};
+inline constexpr Metric kSpanMax{"span_max", Unit::kCount,
+                                 "most versions between two tokens of a group, in mode async"};
 inline constexpr Metric kGroupsRunning{"groups_running", Unit::kCount,
                                        "groups under way when the batch was there, in mode async"};
 inline constexpr Metric kGroupsQueued{"groups_queued", Unit::kCount,

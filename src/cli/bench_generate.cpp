@@ -123,8 +123,8 @@ void profile(rollout::Engine& engine, const GenerateBench& bench, const Generate
 }
 
 /// Bytes that a step of all sequences reads and writes at least: the weights of every layer and of
-/// the head, recurrent states twice, keys and values once, halfway through the new tokens. Of routed
-/// experts those that somebody chooses, on average, if all are chosen equally often.
+/// the head, recurrent states twice, keys and values once, halfway through the new tokens. Of
+/// routed experts those that somebody chooses, on average, if all are chosen equally often.
 double traffic_bytes(models::Model& model, const GeneratePoint& point) {
   double weights = 0, rows = 0, chosen = 1;
   if (const nn::MoeDims* const moe = model.config().moe()) {

@@ -31,16 +31,16 @@ Section rl_section() {
            "optimizer steps before those that generate get the new weights: so many times "
            "groups_per_step prompts are a batch, whose advantages are found together",
            {.range = at_least(1), .aliases = {"trigger_parameter_sync_step", "weight_sync_steps"}})
-      .key("epochs", &RlSection::epochs,
-           "passes over a batch, each of sync_every optimizer steps",
+      .key("epochs", &RlSection::epochs, "passes over a batch, each of sync_every optimizer steps",
            {.range = at_least(1), .aliases = {"ppo_epochs", "num_iterations"}})
       .key("samples_per_group", &RlSection::samples_per_group, "completions of a prompt",
            {.range = at_least(1), .aliases = {"num_generations", "group_size", "n"}})
       .key("max_inflight_groups", &RlSection::max_inflight_groups,
            "async: running groups; 0: as many as max_staleness admits", {.range = at_least(0)})
-      .key("old_logprobs", &RlSection::old_logprobs,
-           "anchor of the ratio: the policy that drew the tokens, or the weights before the batch's "
-           "first step; with the latter rl.correction.is weighs the difference")
+      .key(
+          "old_logprobs", &RlSection::old_logprobs,
+          "anchor of the ratio: the policy that drew the tokens, or the weights before the batch's "
+          "first step; with the latter rl.correction.is weighs the difference")
       .key("router_replay", &RlSection::router_replay,
            "experts that completions are trained with: off: those of the trainer's own router, r3: "
            "those that generation chose, with the weights that the router gives them; auto: r3 for "

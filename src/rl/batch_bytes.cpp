@@ -63,9 +63,8 @@ Trajectory trajectory_of(const Value& v) {
 }
 
 Value value_of(const GenerationCounts& c) {
-  return {c.tokens,    c.groups,    c.filtered, c.failed,    c.stale,
-          c.all_right, c.all_wrong, c.seconds,  c.judging_s, c.elapsed_s,
-          c.running,   c.queued};
+  return {c.tokens,    c.groups,  c.filtered,  c.failed,    c.stale,   c.all_right,
+          c.all_wrong, c.seconds, c.judging_s, c.elapsed_s, c.running, c.queued};
 }
 
 GenerationCounts counts_of(const Value& v) {

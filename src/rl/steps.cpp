@@ -323,8 +323,7 @@ void Steps::on_updated(train::StepInfo& info) {
   const config::RlReference& reference = config_.rl.reference;
   report_groups(groups_of_step(), source_->version(), info);
   const bool begins_batch = updates_ == 1;
-  if (begins_batch)
-    report_generation(batch_, config_.rl.mode == config::RlMode::kAsync, info);
+  if (begins_batch) report_generation(batch_, config_.rl.mode == config::RlMode::kAsync, info);
   report_policy(policy_.take_statistics(),
                 reference.kl_coef > 0 && reference.kl_where == config::KlWhere::kLoss, info);
   if (critic_) critic_->report(info);

@@ -48,7 +48,8 @@ class Steps : public train::StepSource {
   void place_reference();
   /// The next batch and what is found of it before its first step. False at the end of the stream.
   bool begin_batch();
-  std::vector<train::RowScore> scores(const assembly::ModelOnRanks& model, bool with_adapters) const;
+  std::vector<train::RowScore> scores(const assembly::ModelOnRanks& model,
+                                      bool with_adapters) const;
   void warn_of_no_loss(const data::Step& step) const;
   void record_fates();
   /// The step's groups reach the ledger and its disk, in the first pass over them.
@@ -74,9 +75,9 @@ class Steps : public train::StepSource {
   std::int64_t done_ = 0;           ///< Steps given.
   /// Those of them on the batch, and how many it will have had.
   std::int64_t updates_ = 0, updates_of_batch_ = 0;
-  bool has_loss_ = true;            ///< The last of them has a token to learn from.
-  std::int64_t expert_width_ = 0;   ///< See Experience.
-  Batch batch_;                     ///< For the step under way, as what follows.
+  bool has_loss_ = true;           ///< The last of them has a token to learn from.
+  std::int64_t expert_width_ = 0;  ///< See Experience.
+  Batch batch_;                    ///< For the step under way, as what follows.
   std::optional<Experience> experience_;
   StepTimes times_;
 };

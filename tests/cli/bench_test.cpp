@@ -191,8 +191,8 @@ TEST(BenchGenerate, SweepsOverPoints) {
 }
 
 TEST(BenchGenerate, CountsTheExpertsThatAStepReads) {
-  const json result = bench(
-      {"generate", "--preset", "small-moe", "--sweep", "1x9x2,2x9x2,63x9x2,64x9x2"});
+  const json result =
+      bench({"generate", "--preset", "small-moe", "--sweep", "1x9x2,2x9x2,63x9x2,64x9x2"});
   const auto traffic = [&](std::size_t point) {
     return result["points"][point]["traffic_gb"].get<double>();
   };

@@ -154,9 +154,8 @@ TEST_P(PolicyHead, EqualsTheFormulaOfWholeLogits) {
       scene.placed.model->final_norm(leaf.index_select(0, at::tensor(rows.tokens, at::kLong)));
   const at::Tensor logits = at::mm(normalized, weight.t()) / kTemperature;
   const at::Tensor log_p = at::log_softmax(logits, 1);
-  const at::Tensor expected =
-      formula(at::gather(log_p, 1, rows.labels.unsqueeze(1)).squeeze(1),
-              -at::sum(at::exp(log_p) * log_p, {1}), scene, rows, options);
+  const at::Tensor expected = formula(at::gather(log_p, 1, rows.labels.unsqueeze(1)).squeeze(1),
+                                      -at::sum(at::exp(log_p) * log_p, {1}), scene, rows, options);
   ops::run_backward({expected}, {at::ones_like(expected) * 0.25});
 
   Policy policy(scene.placed, options);
@@ -184,7 +183,8 @@ TEST_P(PolicyHead, IsThatOfOneRankOnSeveral) {
     at::Tensor loss, grad_hidden;
     PolicyStatistics statistics;
   };
-  const auto run = [options = options_of(loss, has_entropy), trains_head = trains_head](const comm::Mesh& mesh) {
+  const auto run = [options = options_of(loss, has_entropy),
+                    trains_head = trains_head](const comm::Mesh& mesh) {
     assembly::ModelRecipe recipe;
     recipe.config = testing::tiny_config();
     recipe.purpose = assembly::Purpose::kTrain;

@@ -72,8 +72,7 @@ class Schedule {
   std::map<std::int64_t, std::int64_t>
       queued_;  ///< Version by cursor, beside the rule's own count.
   std::set<std::int64_t> again_;
-  std::int64_t tick_ = 0, step_ = 0, rollout_version_ = 0,
-               update_due_ = -1, paused_until_ = 0;
+  std::int64_t tick_ = 0, step_ = 0, rollout_version_ = 0, update_due_ = -1, paused_until_ = 0;
   Checkpoint checkpoint_;
   Outcome outcome_;
 };

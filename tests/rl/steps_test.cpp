@@ -271,9 +271,9 @@ std::vector<double> column(const Reports& reports, const char* name) {
 }
 
 TEST_F(RlTest, ABatchIsTrainedOnBySeveralStepsBeforeItsWeightsArePublished) {
-  const Reports reports = train(run("several", {"rl.sync_every=3", "rl.epochs=2", "optim.lr=1e-2",
-                                                "model.dtype=float64", "train.max_steps=12",
-                                                "rl.groups_every=1"}));
+  const Reports reports =
+      train(run("several", {"rl.sync_every=3", "rl.epochs=2", "optim.lr=1e-2",
+                            "model.dtype=float64", "train.max_steps=12", "rl.groups_every=1"}));
   ASSERT_EQ(reports.steps.size(), 12u);
   EXPECT_EQ(column(reports, "version"), (std::vector<double>{0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1}));
   for (std::size_t i = 0; i < 12; ++i) {

@@ -44,8 +44,8 @@ struct LinearCrossEntropy {
 
     /// Options of a new grad_weight.
     at::TensorOptions gradient_options() const;
-    /// Part of the gradients by the logits that entropy_gradients make, of the rows from `first` on:
-    /// -entropy_gradient p (log p + entropy), of `p` and `log_p` [n,V] and `entropy` [n].
+    /// Part of the gradients by the logits that entropy_gradients make, of the rows from `first`
+    /// on: -entropy_gradient p (log p + entropy), of `p` and `log_p` [n,V] and `entropy` [n].
     at::Tensor entropy_part(std::int64_t first, const at::Tensor& p, const at::Tensor& log_p,
                             const at::Tensor& entropy) const;
     /// [n,1] factors of softmax - one_hot(label) in the gradients by the logits of the rows from

@@ -99,8 +99,8 @@ LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& in, bool wa
     if (!in.logits.defined()) at::mm_out(logits, h, weight.t());
     if (in.token_loss && by_entropy.defined()) {
       softmax_rows(kernels, logits, labels.data(), factor, {}, begin, logprobs, entropy, false);
-      factor.narrow(0, begin, n).copy_(
-          in.token_factors(begin, logprobs.narrow(0, begin, n)).squeeze(1));
+      factor.narrow(0, begin, n)
+          .copy_(in.token_factors(begin, logprobs.narrow(0, begin, n)).squeeze(1));
     }
     softmax_rows(kernels, logits, labels.data(), factor, by_entropy, begin, logprobs, entropy,
                  want_gradient);

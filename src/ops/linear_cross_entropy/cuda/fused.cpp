@@ -177,9 +177,9 @@ LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& in, bool wa
     cuda::softmax_gradient(shape, part.mutable_data_ptr(), parameters, on.stream());
     if (want_gradient && in.entropy_gradients.defined()) {
       // The entropy bends what the logits hold, so a factor by token comes before the products.
-      const at::Tensor factors = factors_of(in, rows, begin, logprobs.narrow(0, begin, length)),
-                       by_entropy =
-                           in.entropy_gradients.narrow(0, begin, length).to(at::kFloat).contiguous();
+      const at::Tensor
+          factors = factors_of(in, rows, begin, logprobs.narrow(0, begin, length)),
+          by_entropy = in.entropy_gradients.narrow(0, begin, length).to(at::kFloat).contiguous();
       cuda::entropy_gradient(shape, part.mutable_data_ptr(),
                              {.labels = parameters.labels,
                               .logprobs = parameters.logprobs,
