@@ -150,6 +150,12 @@ inline constexpr Metric kTruncated{"truncated", Unit::kShare,
 inline constexpr Metric kStalenessMean{"staleness_mean", Unit::kCount,
                                        "versions between drawing and training"};
 inline constexpr Metric kStalenessMax{"staleness_max", Unit::kCount, "the largest of them"};
+inline constexpr Metric kSpanMax{"span_max", Unit::kCount,
+                                 "most versions between two tokens of a group, in mode async"};
+inline constexpr Metric kGroupsRunning{"groups_running", Unit::kCount,
+                                       "groups under way when the batch was there, in mode async"};
+inline constexpr Metric kGroupsQueued{"groups_queued", Unit::kCount,
+                                      "groups that were finished then and wait for a later batch"};
 inline constexpr Metric kGenTokens{"gen_tokens", Unit::kTokens, "drawn for the step"};
 inline constexpr Metric kGenTokensPerSecond{"gen_tokens_per_s", Unit::kTokensPerSecond,
                                             "while tokens were drawn"};
@@ -166,6 +172,9 @@ inline constexpr Metric kSyncSeconds{"sync_s", Unit::kSeconds,
 inline constexpr Metric kReferenceSeconds{
     "reference_s", Unit::kSeconds,
     "log-probabilities under the reference, with `rl.reference.kl_coef`"};
+inline constexpr Metric kOldLogprobsSeconds{
+    "old_logprobs_s", Unit::kSeconds,
+    "the anchor before a batch's first step, with `rl.old_logprobs: recompute` and several steps"};
 inline constexpr Metric kCriticValuesSeconds{"critic_values_s", Unit::kSeconds,
                                              "the critic's values before the step"};
 inline constexpr Metric kCriticUpdateSeconds{"critic_update_s", Unit::kSeconds,

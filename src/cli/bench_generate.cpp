@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <charconv>
 #include <chrono>
+#include <cmath>
 #include <set>
 
 #include "assembly/from_config.h"
@@ -122,12 +123,19 @@ void profile(rollout::Engine& engine, const GenerateBench& bench, const Generate
 }
 
 /// Bytes that a step of all sequences reads and writes at least: the weights of every layer and of
-/// the head, recurrent states twice, keys and values once, halfway through the new tokens.
+/// the head, recurrent states twice, keys and values once, halfway through the new tokens. Of
+/// routed experts those that somebody chooses, on average, if all are chosen equally often.
 double traffic_bytes(models::Model& model, const GeneratePoint& point) {
-  double weights = 0, rows = 0;
+  double weights = 0, rows = 0, chosen = 1;
+  if (const nn::MoeDims* const moe = model.config().moe()) {
+    const double share =
+        static_cast<double>(moe->num_experts_per_tok) / static_cast<double>(moe->num_experts);
+    chosen = 1 - std::pow(1 - share, static_cast<double>(point.batch));
+  }
   model.visit_parameters([&](nn::Parameter& parameter) {
     const bool is_table = &parameter == &model.embedding_weight() && !model.tied();
-    if (!is_table) weights += static_cast<double>(parameter.data().nbytes());
+    const double share = is_table ? 0 : parameter.is_expert() ? chosen : 1;
+    weights += share * static_cast<double>(parameter.data().nbytes());
   });
   const double length =
       static_cast<double>(point.length) + static_cast<double>(point.new_tokens) / 2;

@@ -164,6 +164,12 @@ class Checker {
            "the reference's distribution is over all tokens, the policy's over those that "
            "rollout.top_k, top_p and min_p leave: expected 0 with these, or none of them");
     }
+    if (c_.rollout.has_cuts() && rl.finds_anchor()) {
+      fail("rl.old_logprobs",
+           "recompute with rl.sync_every or rl.epochs above 1 asks for log-probabilities over all "
+           "tokens, and the policy's are over those that rollout.top_k, top_p and min_p leave: "
+           "expected rollout with these, or none of them");
+    }
     if (rl.trainer_ranks > 0 && !rl.is_disaggregated())
       fail("rl.trainer_ranks", "needs rl.rollout_ranks, the ranks that generate");
     if (rl.is_disaggregated() && rl.rollout_ranks % c_.rollout.tp != 0) {

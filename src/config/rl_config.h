@@ -46,6 +46,7 @@ struct RlAlgorithm {
   double sapo_tau_positive = 1, sapo_tau_negative = 1.05;
   double dppo_cap = 20, dppo_delta = 0.2;
   double dro_beta = 0.05;
+  double entropy_coef = 0;
   double gamma = 1, lambda = 1;
 };
 
@@ -93,6 +94,7 @@ struct RlSection {
   rl::StalePolicy stale_policy = rl::StalePolicy::kWait;
   UpdateMode update_mode = UpdateMode::kRecompute;
   std::int64_t groups_per_step = 32, samples_per_group = 8;
+  std::int64_t sync_every = 1, epochs = 1;
   std::int64_t max_inflight_groups = 0;
   OldLogprobs old_logprobs = OldLogprobs::kRollout;
   RouterReplay router_replay = RouterReplay::kAuto;
@@ -115,6 +117,14 @@ struct RlSection {
   bool replays_experts() const {
     return router_replay == RouterReplay::kR3 ||
            (router_replay == RouterReplay::kAuto && mode == RlMode::kAsync);
+  }
+  /// Prompts of a batch: what the weights are trained on between two versions.
+  std::int64_t groups_per_batch() const { return groups_per_step * sync_every; }
+  bool has_several_updates() const { return sync_every > 1 || epochs > 1; }
+  /// The anchor of the ratio takes a pass of its own before the batch's first step; of one step
+  /// alone the step's own log-probabilities are the anchor.
+  bool finds_anchor() const {
+    return old_logprobs == OldLogprobs::kRecompute && has_several_updates();
   }
   /// Versions that a token may be old when it is trained on.
   std::int64_t staleness() const { return mode == RlMode::kSync ? 0 : max_staleness; }

@@ -27,13 +27,20 @@ Section rl_section() {
            "that they began with (train.method lora)")
       .key("groups_per_step", &RlSection::groups_per_step, "prompts of an optimizer step",
            {.range = at_least(1), .aliases = {"train_batch_size", "rollout_batch_size"}})
+      .key("sync_every", &RlSection::sync_every,
+           "optimizer steps before those that generate get the new weights: so many times "
+           "groups_per_step prompts are a batch, whose advantages are found together",
+           {.range = at_least(1), .aliases = {"trigger_parameter_sync_step", "weight_sync_steps"}})
+      .key("epochs", &RlSection::epochs, "passes over a batch, each of sync_every optimizer steps",
+           {.range = at_least(1), .aliases = {"ppo_epochs", "num_iterations"}})
       .key("samples_per_group", &RlSection::samples_per_group, "completions of a prompt",
            {.range = at_least(1), .aliases = {"num_generations", "group_size", "n"}})
       .key("max_inflight_groups", &RlSection::max_inflight_groups,
            "async: running groups; 0: as many as max_staleness admits", {.range = at_least(0)})
-      .key("old_logprobs", &RlSection::old_logprobs,
-           "anchor of the ratio: the policy that drew the tokens, or the weights before the step; "
-           "with the latter rl.correction.is weighs the difference")
+      .key(
+          "old_logprobs", &RlSection::old_logprobs,
+          "anchor of the ratio: the policy that drew the tokens, or the weights before the batch's "
+          "first step; with the latter rl.correction.is weighs the difference")
       .key("router_replay", &RlSection::router_replay,
            "experts that completions are trained with: off: those of the trainer's own router, r3: "
            "those that generation chose, with the weights that the router gives them; auto: r3 for "
@@ -49,7 +56,7 @@ Section rl_section() {
       .key("dynamic_sampling", &RlSection::dynamic_sampling,
            "replace groups whose rewards are all equal by others", {.aliases = {"filter_groups"}})
       .key("max_attempts", &RlSection::max_attempts,
-           "dynamic_sampling: times groups_per_step that are generated for a step at most",
+           "dynamic_sampling: times the groups of a batch that are generated for it at most",
            {.range = at_least(1), .aliases = {"max_num_gen_batches"}})
       .key("groups_every", &RlSection::groups_every,
            "steps between groups written to <train.output_dir>/groups.jsonl; 0: none",
@@ -80,6 +87,9 @@ Section algorithm_section() {
       .key("dppo_delta", &RlAlgorithm::dppo_delta, "loss dppo: change of probability allowed",
            {.range = above(0)})
       .key("dro_beta", &RlAlgorithm::dro_beta, "loss dro", {.range = at_least(0)})
+      .key("entropy_coef", &RlAlgorithm::entropy_coef,
+           "of the mean entropy that the loss raises; 0: none",
+           {.range = at_least(0), .aliases = {"entropy_coeff", "entropy_loss_coef"}})
       .key("gamma", &RlAlgorithm::gamma, "advantages reinforce++ and gae: discount",
            {.range = within(0, 1)})
       .key("lambda", &RlAlgorithm::lambda,

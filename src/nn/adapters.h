@@ -23,6 +23,7 @@ class AdapterSet {
   /// Null for a layer that the set leaves as it is.
   LowRank* of(const Linear& layer) const;
   LowRankExperts* of(const ExpertWeights& weights) const;
+  bool changes_experts() const { return !experts_.empty(); }
   /// The factors of one layer; none where the set leaves it as it is.
   void visit_factors(const Linear& layer, const std::function<void(Parameter&)>& visit) const;
   void visit_factors(const ExpertWeights& weights,

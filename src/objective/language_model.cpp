@@ -96,7 +96,7 @@ HeadFunction language_model_head(Model& model, double gradient_scale, bool want_
 
 TokenLossResult run_token_loss(Model& model, const at::Tensor& hidden, const LossRows& rows,
                                const ops::LinearCrossEntropy::TokenLoss& loss, bool want_gradients,
-                               double temperature) {
+                               double temperature, const at::Tensor& entropy_gradients) {
   if (rows.total == 0) {
     const at::Tensor none = at::zeros({0}, rows.loss_weights.options());
     return {none, none, want_gradients ? at::zeros_like(hidden) : at::Tensor()};
@@ -108,7 +108,10 @@ TokenLossResult run_token_loss(Model& model, const at::Tensor& hidden, const Los
   inputs.hidden = normalized;
   inputs.labels = rows.labels;
   inputs.want_entropy = true;
-  if (want_gradients) inputs.token_loss = loss;
+  if (want_gradients) {
+    inputs.token_loss = loss;
+    inputs.entropy_gradients = entropy_gradients;
+  }
   const auto result = cross_entropy(model, inputs, want_gradients);
   if (!want_gradients) {
     if (result.logprobs.numel() > 0) loss(0, result.logprobs);
@@ -120,8 +123,12 @@ TokenLossResult run_token_loss(Model& model, const at::Tensor& hidden, const Los
 
 TokenLogprobs::TokenLogprobs(Model& model, const at::Tensor& hidden, const LossRows& rows,
                              bool want_gradients, bool want_entropy, double temperature,
-                             at::Tensor support)
-    : model_(model), rows_(rows), support_(std::move(support)), trunk_(ops::detached(hidden)) {
+                             at::Tensor support, at::Tensor entropy_gradients)
+    : model_(model),
+      rows_(rows),
+      support_(std::move(support)),
+      entropy_gradients_(std::move(entropy_gradients)),
+      trunk_(ops::detached(hidden)) {
   values_ = at::zeros({0}, rows.loss_weights.options());
   if (want_entropy) entropy_ = values_;
   if (rows.total == 0) return;
@@ -132,7 +139,8 @@ TokenLogprobs::TokenLogprobs(Model& model, const at::Tensor& hidden, const LossR
   inputs.labels = rows.labels;
   inputs.support = support_;
   inputs.want_entropy = want_entropy;
-  const bool is_one_pass = want_gradients && !model.head_weight().trainable();
+  const bool is_one_pass =
+      want_gradients && !model.head_weight().trainable() && !entropy_gradients_.defined();
   inputs.keep_logits = want_gradients && !is_one_pass;
   const auto result = cross_entropy(model, inputs, is_one_pass);
   logits_ = result.logits;
@@ -158,6 +166,8 @@ at::Tensor TokenLogprobs::gradient_of_normalized(const at::Tensor& d_values) {
   inputs.labels = rows_.labels;
   inputs.support = support_;
   inputs.loss_weights = -d_values;
+  inputs.entropy_gradients = entropy_gradients_;
+  inputs.want_entropy = entropy_gradients_.defined();
   inputs.logits = std::exchange(logits_, {});
   return cross_entropy(model_, inputs, /*want_gradients=*/true).grad_hidden;
 }

@@ -38,22 +38,27 @@ struct TokenLossResult {
 /// log-probabilities of each chunk's rows, counted in this rank's run, and gives the loss's
 /// derivatives by them. Adds the gradients of norm and head. Without gradients it is called once,
 /// after the pass. All ranks along tp call together. The distributions are those of the logits
-/// divided by `temperature`.
+/// divided by `temperature`. `entropy_gradients` [n]: the loss's derivatives by the entropies;
+/// undefined: it holds none.
 TokenLossResult run_token_loss(Model& model, const at::Tensor& hidden, const LossRows& rows,
                                const ops::LinearCrossEntropy::TokenLoss& loss, bool want_gradients,
-                               double temperature);
+                               double temperature, const at::Tensor& entropy_gradients = {});
 
 /// Log-probabilities of a micro-batch's labels, for losses of whole sequences: first their
 /// values, then, from the derivative of the loss by each, the gradients. A head that is trained
 /// keeps the logits in between if they are one chunk of the kernel's, else computes them twice; a
-/// frozen one keeps the gradient of each row by its log-probability instead.
+/// frozen one keeps the gradient of each row by its log-probability instead, unless the loss holds
+/// the entropies.
 class TokenLogprobs {
  public:
   /// On hidden states [T/tp,H]. All ranks along tp make theirs together. The distributions are
   /// those of the logits divided by `temperature`.
   /// `support` [n,k] int64: the tokens that each is over, then -1; undefined: all tokens.
+  /// `entropy_gradients` [n]: the loss's derivatives by the entropies, which want_entropy gives;
+  /// undefined: it holds none.
   TokenLogprobs(Model& model, const at::Tensor& hidden, const LossRows& rows, bool want_gradients,
-                bool want_entropy = false, double temperature = 1, at::Tensor support = {});
+                bool want_entropy = false, double temperature = 1, at::Tensor support = {},
+                at::Tensor entropy_gradients = {});
 
   /// [n] of this rank's run of rows.
   const at::Tensor& values() const { return values_; }
@@ -68,7 +73,7 @@ class TokenLogprobs {
 
   Model& model_;
   const LossRows& rows_;
-  at::Tensor support_;
+  at::Tensor support_, entropy_gradients_;
   at::Tensor trunk_, normalized_, values_, entropy_;
   at::Tensor unit_gradient_;  ///< [n,H] of the sum of -values; undefined where the head is trained.
   at::Tensor logits_;         ///< Where the head is trained, of one chunk.

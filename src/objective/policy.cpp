@@ -141,6 +141,12 @@ HeadResult Policy::run(const at::Tensor& hidden, const LocalBatch& batch, std::i
   PolicySums sums;
   at::Tensor entropy, grad_hidden;
   const bool is_by_token = options_.is_by_token();
+  // By the entropy of each token's distribution.
+  at::Tensor entropy_weights, entropy_gradients;
+  if (options_.entropy_coefficient > 0) {
+    entropy_weights = mean_factors(tokens, options_) * -options_.entropy_coefficient;
+    entropy_gradients = entropy_weights * options.gradient_scale;
+  }
   if (is_by_token && columns.supports.empty()) {
     const auto loss = [&](std::int64_t first, const at::Tensor& logprobs) {
       const PolicyLossResult part =
@@ -149,13 +155,14 @@ HeadResult Policy::run(const at::Tensor& hidden, const LocalBatch& batch, std::i
       return part.d_logprobs * options.gradient_scale;
     };
     const TokenLossResult result =
-        run_token_loss(model(), hidden, rows, loss, options.wants_gradients, options_.temperature);
+        run_token_loss(model(), hidden, rows, loss, options.wants_gradients, options_.temperature,
+                       entropy_gradients);
     entropy = result.entropy;
     grad_hidden = result.grad_hidden;
   } else {
-    TokenLogprobs own(model(), hidden, rows, options.wants_gradients, /*want_entropy=*/true,
-                      options_.temperature,
-                      support_of(columns.supports, batch, rows, hidden.device()));
+    TokenLogprobs own(
+        model(), hidden, rows, options.wants_gradients, /*want_entropy=*/true, options_.temperature,
+        support_of(columns.supports, batch, rows, hidden.device()), entropy_gradients);
     const at::Tensor sequence = sequence_of_rows(context, batch, rows);
     const SequenceSums of_sequences(context.mesh.group({comm::Dim::kTp, comm::Dim::kCp}), sequence,
                                     at::ones(sequence.sizes(), sequence.options().dtype(type)),
@@ -171,6 +178,8 @@ HeadResult Policy::run(const at::Tensor& hidden, const LocalBatch& batch, std::i
   }
   at::Tensor loss = at::zeros({}, rows.loss_weights.options());
   if (sums.loss.defined()) {
+    if (entropy_weights.defined())
+      sums.loss = sums.loss + (entropy.to(type) * entropy_weights).sum();
     loss.copy_(sums.loss);
     sums_.add(sums);
     const at::Tensor entropy_sum = entropy.to(type).sum();

@@ -108,8 +108,8 @@ class Losses {
               term.derivative + o_.kl_coefficient * kl.derivative};
     }
     term = term.masked(is_rejected);
-    if (o_.mean == LossMean::kSequenceToken) term = term * (1 / t_.sequence_tokens);
-    if (o_.mean == LossMean::kSequenceConstant) term = term * (1 / o_.constant_length);
+    if (o_.mean == LossMean::kSequenceToken || o_.mean == LossMean::kSequenceConstant)
+      term = term * mean_factors(t_, o_);
     return {{term.value.sum(), sums(weights, is_rejected), largest()}, term.derivative};
   }
 
@@ -270,6 +270,20 @@ class Losses {
 };
 
 }  // namespace
+
+at::Tensor mean_factors(const PolicyTokens& tokens, const PolicyOptions& options) {
+  switch (options.mean) {
+    case LossMean::kSequenceToken:
+      return 1 / tokens.sequence_tokens;
+    case LossMean::kSequenceConstant:
+      return at::full_like(tokens.advantages, 1 / options.constant_length);
+    case LossMean::kToken:
+    case LossMean::kSequenceSum:
+    case LossMean::kSum:
+      break;
+  }
+  return at::ones_like(tokens.advantages);
+}
 
 bool PolicyOptions::is_by_token() const {
   return loss != PolicyLoss::kGspo && importance != ImportanceWeight::kSequence &&

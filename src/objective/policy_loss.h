@@ -86,6 +86,9 @@ struct PolicyLossResult {
 PolicyLossResult policy_loss(const at::Tensor& logprobs, const PolicyTokens& tokens,
                              const PolicyOptions& options, const SequenceSums* sequences);
 
+/// [n] factors that options.mean has for the numbers of single tokens before they are summed.
+at::Tensor mean_factors(const PolicyTokens& tokens, const PolicyOptions& options);
+
 /// Divisor of the sum over a step, from its numbers of tokens and of sequences with one.
 double divisor_of(LossMean mean, double tokens, double sequences);
 

@@ -82,6 +82,9 @@ struct PolicyOptions {
   double dro_beta = 0.05;
   double constant_length = 1;  ///< For kSequenceConstant.
 
+  /// Weight of the mean entropy of the policy's distributions, which the loss raises: a token
+  /// counts as in `mean`, rejected or not.
+  double entropy_coefficient = 0;
   double kl_coefficient = 0;  ///< Weight of the KL from the reference in the loss.
   KlForm kl_form = KlForm::kK3;
   bool kl_ratio_weighted = false;  ///< Times r, which makes k3's gradient that of the KL.

@@ -13,19 +13,14 @@ Admission::Admission(AdmissionOptions options) : options_(options) {
       throw_error<ConfigError>("{}: expected at least {}, found {}", key, least, value);
   };
   require("rl.max_staleness", options_.max_staleness, 0);
-  require("rl.groups_per_step", options_.groups_per_step, 1);
-  require("rl.sync_every", options_.steps_per_version, 1);
+  require("rl.groups_per_step", options_.groups_per_batch, 1);
   require("rl.max_inflight_groups", options_.max_inflight, 0);
 }
 
-void Admission::rebase(std::int64_t version, std::int64_t steps_under_version) {
-  if (steps_under_version < 0 || steps_under_version >= options_.steps_per_version) {
-    throw_error<InternalError>("{} steps under version {}, of {}", steps_under_version, version,
-                               options_.steps_per_version);
-  }
+void Admission::rebase(std::int64_t version) {
   groups_.clear();
   version_ = version;
-  steps_ = steps_under_version;
+  is_cut_ = false;
 }
 
 std::int64_t Admission::running() const {
@@ -38,11 +33,11 @@ std::int64_t Admission::queued() const {
 }
 
 std::int64_t Admission::capacity() const {
-  // Steps and not groups are counted: batches may be smaller or larger than groups_per_step, and
+  // Batches and not groups are counted: they may be smaller or larger than groups_per_batch, and
   // the next one can always be filled.
-  const std::int64_t steps = (options_.max_staleness + 1) * options_.steps_per_version - steps_;
+  const std::int64_t batches = options_.max_staleness + (is_cut_ ? 0 : 1);
   const std::int64_t allowed =
-      steps * options_.groups_per_step - static_cast<std::int64_t>(groups_.size());
+      batches * options_.groups_per_batch - static_cast<std::int64_t>(groups_.size());
   const std::int64_t room = options_.max_inflight > 0 ? options_.max_inflight - running() : allowed;
   return std::max<std::int64_t>(0, std::min(allowed, room));
 }
@@ -78,8 +73,7 @@ void Admission::forget(std::int64_t cursor) {
 }
 
 std::optional<Admission::Batch> Admission::cut(bool no_more) {
-  if (steps_ == options_.steps_per_version)
-    throw_error<InternalError>("version {} has had its {} steps: publish", version_, steps_);
+  if (is_cut_) throw_error<InternalError>("version {} has had its batch: publish", version_);
   std::vector<std::pair<std::int64_t, std::int64_t>> finished;  // (version, cursor)
   std::vector<std::int64_t> expiring;                           // running
   std::int64_t expiring_finished = 0;
@@ -92,15 +86,9 @@ std::optional<Admission::Batch> Admission::cut(bool no_more) {
       expiring.push_back(cursor);
     }
   }
-  const std::int64_t batches_after = options_.steps_per_version - 1 - steps_;
-  const std::int64_t later = options_.groups_per_step * batches_after;
-  const auto running_expiring = static_cast<std::int64_t>(expiring.size());
-  // Under kWait those that run count as well; they have to be in this batch or in a later one.
-  const std::int64_t needed =
-      std::max<std::int64_t>(0, expiring_finished + running_expiring - later);
-  if (options_.policy == StalePolicy::kWait && needed > expiring_finished) return {};
-  const std::int64_t wanted =
-      std::max(options_.groups_per_step, std::min(needed, expiring_finished));
+  // Those that run have to be in this batch, too.
+  if (options_.policy == StalePolicy::kWait && !expiring.empty()) return {};
+  const std::int64_t wanted = std::max(options_.groups_per_batch, expiring_finished);
   const auto available = static_cast<std::int64_t>(finished.size());
   const bool is_all = no_more && available == static_cast<std::int64_t>(groups_.size());
   if (available == 0 || (available < wanted && !is_all)) return {};
@@ -112,11 +100,11 @@ std::optional<Admission::Batch> Admission::cut(bool no_more) {
     batch.cursors.push_back(finished[static_cast<std::size_t>(k)].second);
     groups_.erase(batch.cursors.back());
   }
-  if (options_.policy == StalePolicy::kDrop && batches_after == 0) {
+  if (options_.policy == StalePolicy::kDrop) {
     batch.dropped = std::move(expiring);
     for (const std::int64_t cursor : batch.dropped) groups_.erase(cursor);
   }
-  ++steps_;
+  is_cut_ = true;
   return batch;
 }
 
@@ -127,7 +115,7 @@ std::vector<std::int64_t> Admission::publish() {
   }
   for (const std::int64_t cursor : too_old) groups_.erase(cursor);
   ++version_;
-  steps_ = 0;
+  is_cut_ = false;
   return too_old;
 }
 

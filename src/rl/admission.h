@@ -11,19 +11,17 @@ namespace heddle::rl {
 
 struct AdmissionOptions {
   std::int64_t max_staleness = 1;  ///< K: versions between a group's oldest token and the trainer.
-  std::int64_t groups_per_step = 32;
-  std::int64_t steps_per_version = 1;  ///< `rl.sync_every`
+  std::int64_t groups_per_batch = 32;  ///< B: a version's.
   std::int64_t max_inflight = 0;       ///< Running groups, a bound of memory; 0: none.
   StalePolicy policy = StalePolicy::kWait;
 };
 
 /// Decides which groups may start and which form the next batch, so that no token older than K
-/// versions is trained on. With B groups a version:
+/// versions is trained on. A batch is what one version is trained on:
 ///
-///     admission   running + queued + B/s x steps under this version <= (K + 1) B, s steps a
-///     version batch cut   oldest version first; a version's last batch holds every group that
-///     would be
-///                 older than K after the publication
+///     admission   running + queued + B if the version's batch is cut <= (K + 1) B
+///     batch cut   oldest version first; it holds every group that would be older than K after the
+///                 publication
 ///
 /// Admission alone is not enough, because short trajectories overtake long ones. Knows no clock and
 /// no thread: the caller holds a lock. Groups are named by their cursors.
@@ -31,9 +29,8 @@ class Admission {
  public:
   /// Throws ConfigError for options out of range.
   explicit Admission(AdmissionOptions options);
-  /// After a resume: the trainer's version, and the steps that it has done under it. Nothing runs
-  /// or is queued.
-  void rebase(std::int64_t version, std::int64_t steps_under_version);
+  /// After a resume: the trainer's version, whose batch is not cut. Nothing runs or is queued.
+  void rebase(std::int64_t version);
 
   /// Groups that may start now.
   std::int64_t capacity() const;
@@ -77,7 +74,7 @@ class Admission {
 
   AdmissionOptions options_;
   std::int64_t version_ = 0;
-  std::int64_t steps_ = 0;  ///< Cut under version_.
+  bool is_cut_ = false;  ///< The batch of version_.
   std::map<std::int64_t, Group> groups_;
 };
 

@@ -63,8 +63,8 @@ Trajectory trajectory_of(const Value& v) {
 }
 
 Value value_of(const GenerationCounts& c) {
-  return {c.tokens,    c.groups,    c.filtered, c.failed,    c.stale,
-          c.all_right, c.all_wrong, c.seconds,  c.judging_s, c.elapsed_s};
+  return {c.tokens,    c.groups,  c.filtered,  c.failed,    c.stale,   c.all_right,
+          c.all_wrong, c.seconds, c.judging_s, c.elapsed_s, c.running, c.queued};
 }
 
 GenerationCounts counts_of(const Value& v) {
@@ -78,7 +78,9 @@ GenerationCounts counts_of(const Value& v) {
           .all_wrong = count(6),
           .seconds = v.at(7).get<double>(),
           .judging_s = v.at(8).get<double>(),
-          .elapsed_s = v.at(9).get<double>()};
+          .elapsed_s = v.at(9).get<double>(),
+          .running = count(10),
+          .queued = count(11)};
 }
 
 Value value_of(const Fate& f) {

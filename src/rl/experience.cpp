@@ -46,7 +46,10 @@ std::vector<std::vector<std::size_t>> pack(const std::vector<std::int64_t>& leng
 
 Experience::Experience(const config::RunConfig& config, const Prompts& prompts,
                        const std::vector<Group>& groups, std::int64_t expert_width)
-    : config_(config), first_cursor_(groups.front().cursor), expert_width_(expert_width) {
+    : config_(config),
+      first_cursor_(groups.front().cursor),
+      groups_(std::ssize(groups)),
+      expert_width_(expert_width) {
   for (std::size_t g = 0; g < groups.size(); ++g) {
     const std::vector<std::int32_t>& prompt = prompts.row(groups[g].row).tokens;
     if (expert_width > 0) require_experts(groups[g], std::ssize(prompt));
@@ -132,6 +135,11 @@ void Experience::set_reference(const std::vector<train::RowScore>& scores) {
   for (const train::RowScore& score : scores) reference_.push_back(score.logprobs);
 }
 
+void Experience::set_anchor(const std::vector<train::RowScore>& scores) {
+  anchor_.clear();
+  for (const train::RowScore& score : scores) anchor_.push_back(score.logprobs);
+}
+
 std::vector<std::vector<double>> Experience::token_rewards() const {
   const std::vector<double> rewards = this->rewards();
   std::vector<std::vector<double>> all;
@@ -159,6 +167,11 @@ objective::TokenEstimates Experience::estimates(std::size_t row,
   const auto first = values_.at(row).begin() + static_cast<std::ptrdiff_t>(rows_[row].prompt) - 1;
   return objective::gae(rewards, std::span(first, rewards.size()), mask(row),
                         config_.rl.algorithm.gamma, config_.rl.algorithm.lambda);
+}
+
+std::vector<double> Experience::of_completion(std::size_t row,
+                                              const std::vector<double>& scores) const {
+  return {scores.begin() + static_cast<std::ptrdiff_t>(rows_[row].prompt), scores.end()};
 }
 
 template <class Entry>
@@ -226,6 +239,7 @@ std::vector<objective::PolicyRow> Experience::policy_rows(std::int64_t version) 
     row.advantages = at_labels(i, advantages[i]);
     if (!trajectory.supports.empty()) row.supports = at_labels(i, trajectory.supports);
     (is_bypass ? row.old : row.behaviour) = at_labels(i, trajectory.logprobs);
+    if (!anchor_.empty()) row.old = at_labels(i, of_completion(i, anchor_[i]));
     if (config_.rl.mode == config::RlMode::kAsync) {
       std::vector<double> age;
       for (const std::int64_t drew : trajectory.versions)
@@ -233,9 +247,7 @@ std::vector<objective::PolicyRow> Experience::policy_rows(std::int64_t version) 
       row.age = at_labels(i, age);
     }
     if (!has_kl_loss) continue;
-    row.reference = at_labels(
-        i, std::vector<double>(reference_[i].begin() + static_cast<std::ptrdiff_t>(rows_[i].prompt),
-                               reference_[i].end()));
+    row.reference = at_labels(i, of_completion(i, reference_[i]));
   }
   return policy;
 }
@@ -268,11 +280,26 @@ double Experience::explained_variance() const {
   return variance(0) > 1e-12 * squares[0] / n ? 1 - variance(1) / variance(0) : 0;
 }
 
-data::Step Experience::step(std::int64_t number, std::int64_t rank, std::int64_t ranks) const {
+std::int64_t Experience::parts() const {
+  const config::RlSection& rl = config_.rl;
+  return std::min(rl.sync_every, (groups_ + rl.groups_per_step - 1) / rl.groups_per_step);
+}
+
+std::pair<std::int64_t, std::int64_t> Experience::groups_of(std::int64_t part) const {
+  return {part * groups_ / parts(), (part + 1) * groups_ / parts()};
+}
+
+data::Step Experience::step(std::int64_t number, std::int64_t rank, std::int64_t ranks,
+                            std::optional<std::int64_t> part) const {
+  const auto [first, last] = part ? groups_of(*part) : std::pair(std::int64_t{0}, groups_);
+  std::vector<std::size_t> rows;
   std::vector<std::int64_t> lengths;
   data::Step step;
   step.step = number;
   for (std::size_t i = 0; i < rows_.size(); ++i) {
+    const auto group = static_cast<std::int64_t>(rows_[i].group);
+    if (group < first || group >= last) continue;
+    rows.push_back(i);
     lengths.push_back(length(i));
     step.tokens += length(i);
     if (is_masked(*rows_[i].trajectory)) continue;
@@ -280,11 +307,12 @@ data::Step Experience::step(std::int64_t number, std::int64_t rank, std::int64_t
     ++step.sequences;
   }
   step.loss_weight_sum = static_cast<double>(step.loss_rows);
-  step.rows = static_cast<std::int64_t>(rows_.size());
-  const auto bins = pack(lengths, config_.train.micro_batch_tokens, ranks);
+  step.rows = std::ssize(rows);
+  auto bins = pack(lengths, config_.train.micro_batch_tokens, ranks);
   for (std::size_t b = static_cast<std::size_t>(rank); b < bins.size();
        b += static_cast<std::size_t>(ranks)) {
     std::vector<data::SequenceView> views;
+    for (std::size_t& place : bins[b]) place = rows[place];
     for (const std::size_t i : bins[b])
       views.push_back({tokens_[i], labels_[i], weights_[i], static_cast<std::int64_t>(i), 0});
     data::Batch& batch = step.micro_batches.emplace_back(data::Batch::from_sequences(views));

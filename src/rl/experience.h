@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -15,8 +16,7 @@
 
 namespace heddle::rl {
 
-/// Rows of an optimizer step: prompt and completion of every trajectory of its groups, in their
-/// order.
+/// Rows of a batch: prompt and completion of every trajectory of its groups, in their order.
 class Experience {
  public:
   /// `expert_width`: experts that a token of the trajectories names, see rollout::expert_width; 0:
@@ -27,6 +27,9 @@ class Experience {
   /// [rows][tokens] log-probabilities by the reference of each token given those before it; entry 0
   /// of a row is not read.
   void set_reference(const std::vector<train::RowScore>& scores);
+  /// [rows][tokens] log-probabilities by the weights before the batch's first step, as the
+  /// reference's: the anchor of the ratio in place of the weights before each step.
+  void set_anchor(const std::vector<train::RowScore>& scores);
   /// [rows][tokens] values by the critic at each token with a label, of what follows it; advantage
   /// gae needs them.
   void set_values(std::vector<std::vector<double>> values) { values_ = std::move(values); }
@@ -41,9 +44,15 @@ class Experience {
   /// 1 - Var(R - V) / Var(R) over the tokens with a label, of returns R and values V; 0 where all
   /// returns are equal.
   double explained_variance() const;
-  /// Micro-batches of one data rank: rows packed into at most micro_batch_tokens, as many on every
-  /// rank. `step` counts from 0.
-  data::Step step(std::int64_t step, std::int64_t rank, std::int64_t ranks) const;
+  /// Optimizer steps of one pass over the batch: rl.sync_every, fewer where groups_per_step fills
+  /// fewer.
+  std::int64_t parts() const;
+  /// The groups [first, last) of a part, which are as many as in any other or one more.
+  std::pair<std::int64_t, std::int64_t> groups_of(std::int64_t part) const;
+  /// Micro-batches of one data rank of the rows of a part, without one of all: rows packed into at
+  /// most micro_batch_tokens, as many on every rank. `step` counts from 0.
+  data::Step step(std::int64_t step, std::int64_t rank, std::int64_t ranks,
+                  std::optional<std::int64_t> part = {}) const;
 
   /// Rewards [rows] that advantages are made of: with penalties, and permuted if asked for.
   std::vector<double> rewards() const;
@@ -71,16 +80,18 @@ class Experience {
   std::vector<float> mask(std::size_t row) const;
   /// By advantage gae, before whitening.
   objective::TokenEstimates estimates(std::size_t row, const std::vector<double>& rewards) const;
+  /// Those [completion tokens] of the completion among a row's scores [tokens].
+  std::vector<double> of_completion(std::size_t row, const std::vector<double>& scores) const;
   /// Numbers [completion tokens] at the tokens [tokens] whose labels those are, 0 elsewhere.
   template <class Entry>
   std::vector<Entry> at_labels(std::size_t row, const std::vector<Entry>& of_completion) const;
 
   const config::RunConfig& config_;
-  std::int64_t first_cursor_, expert_width_;
+  std::int64_t first_cursor_, groups_, expert_width_;
   std::vector<Row> rows_;
   std::vector<std::vector<std::int32_t>> tokens_, labels_;
   std::vector<std::vector<float>> weights_;
-  std::vector<std::vector<double>> reference_, values_;
+  std::vector<std::vector<double>> reference_, anchor_, values_;
 };
 
 }  // namespace heddle::rl

@@ -17,7 +17,7 @@ namespace {
 
 AdmissionOptions admission_options(const config::RlSection& rl) {
   return {.max_staleness = rl.staleness(),
-          .groups_per_step = rl.groups_per_step,
+          .groups_per_batch = rl.groups_per_batch(),
           .max_inflight = rl.mode == config::RlMode::kAsync ? rl.max_inflight_groups : 0,
           .policy = rl.stale_policy};
 }
@@ -92,6 +92,7 @@ Batch Generation::next() {
   while (true) {
     if (std::optional<Batch> batch = try_next()) {
       prepare_update();
+      if (engine_) engine_->release_weights();
       return *std::move(batch);
     }
     advance();
@@ -109,6 +110,8 @@ std::optional<Batch> Generation::try_next() {
   }
   Batch batch = std::exchange(news_, {});
   const auto now = std::chrono::steady_clock::now();
+  batch.counts.running = admission_.running();
+  batch.counts.queued = admission_.queued();
   batch.counts.elapsed_s = std::chrono::duration<double>(now - last_batch_).count();
   last_batch_ = now;
   if (cut) {
@@ -164,7 +167,6 @@ void Generation::weights_changed() {
     return;
   }
   const bool keeps = config_.rl.update_mode == config::UpdateMode::kKeep;
-  // At once, so that nobody reads the engine's gathered copies of old weights.
   if (engine_) {
     engine_->weights_changed(
         version(), keeps ? rollout::LiveSequences::kKeep : rollout::LiveSequences::kRecompute);
@@ -321,7 +323,7 @@ void Generation::finish(std::int64_t cursor) {
 
 bool Generation::may_filter() const {
   const config::RlSection& rl = config_.rl;
-  return rl.dynamic_sampling && generated_since_cut_ < rl.max_attempts * rl.groups_per_step;
+  return rl.dynamic_sampling && generated_since_cut_ < rl.max_attempts * rl.groups_per_batch();
 }
 
 void Generation::abort(std::int64_t cursor) {
@@ -349,7 +351,7 @@ void Generation::restore(const nlohmann::json& state, std::int64_t version) {
   again_.clear();
   for (const auto& entry : state.at("pending"))
     again_[entry.at(0).get<std::int64_t>()] = entry.at(1).get<std::int64_t>();
-  admission_.rebase(version, 0);
+  admission_.rebase(version);
   weights_changed();
 }
 

@@ -60,6 +60,14 @@ struct Group {
     }
     return oldest;
   }
+  /// Newest weights that drew one of its tokens.
+  std::int64_t newest_version() const {
+    std::int64_t newest = std::numeric_limits<std::int64_t>::min();
+    for (const Trajectory& t : trajectories) {
+      for (const std::int64_t version : t.versions) newest = std::max(newest, version);
+    }
+    return newest;
+  }
   /// All its rewards are the same: it teaches nothing.
   bool is_uniform() const {
     return std::ranges::all_of(

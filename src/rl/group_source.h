@@ -17,6 +17,8 @@ struct GenerationCounts {
   std::int64_t all_right = 0, all_wrong = 0;  ///< Groups of equal rewards, above 0 or not.
   double seconds = 0, judging_s = 0;  ///< In passes, and that part of it in which rewards came.
   double elapsed_s = 0;               ///< Since the batch before.
+  /// Groups when the batch was there, those of it left out: under way, and finished.
+  std::int64_t running = 0, queued = 0;
 };
 
 /// An event in the life of a group, for the ledger.
@@ -28,8 +30,8 @@ struct Fate {
   std::int64_t tokens = 0;  ///< Rejected: generated so far.
 };
 
-/// Groups of an optimizer step in the order of their cursors, none at the end of the stream; and
-/// what happened since the batch before.
+/// Groups that a version of the weights is trained on, in the order of their cursors, none at the
+/// end of the stream; and what happened since the batch before.
 struct Batch {
   std::vector<Group> groups = {};
   GenerationCounts counts = {};

@@ -25,11 +25,11 @@ double mean_of(const std::vector<double>& values) {
   return values.empty() ? 0 : sum / static_cast<double>(values.size());
 }
 
-void report_groups(const Batch& batch, std::int64_t version, train::StepInfo& info) {
+void report_groups(std::span<const Group> groups, std::int64_t version, train::StepInfo& info) {
   std::vector<double> rewards, lengths;
   std::map<std::string, std::vector<double>> parts;
   double staleness = 0, largest_staleness = 0, truncated = 0;
-  for (const Group& group : batch.groups) {
+  for (const Group& group : groups) {
     const auto age = static_cast<double>(version - group.oldest_version());
     staleness += age;
     largest_staleness = std::max(largest_staleness, age);
@@ -51,12 +51,20 @@ void report_groups(const Batch& batch, std::int64_t version, train::StepInfo& in
   std::ranges::sort(lengths);
   info.metrics.set(metric::kLengthP99, lengths[(lengths.size() - 1) * 99 / 100]);
   info.metrics.set(metric::kTruncated, truncated / static_cast<double>(rewards.size()));
-  info.metrics.set(metric::kStalenessMean, staleness / static_cast<double>(batch.groups.size()));
+  info.metrics.set(metric::kStalenessMean, staleness / static_cast<double>(groups.size()));
   info.metrics.set(metric::kStalenessMax, largest_staleness);
 }
 
-void report_generation(const Batch& batch, train::StepInfo& info) {
+void report_generation(const Batch& batch, bool is_async, train::StepInfo& info) {
   const GenerationCounts& counts = batch.counts;
+  if (is_async) {
+    std::int64_t span = 0;
+    for (const Group& group : batch.groups)
+      span = std::max(span, group.newest_version() - group.oldest_version());
+    info.metrics.set(metric::kSpanMax, static_cast<double>(span));
+    info.metrics.set(metric::kGroupsRunning, static_cast<double>(counts.running));
+    info.metrics.set(metric::kGroupsQueued, static_cast<double>(counts.queued));
+  }
   const double generating = counts.seconds - counts.judging_s;
   info.metrics.set(metric::kGenTokens, static_cast<double>(counts.tokens));
   info.metrics.set(metric::kGenTokensPerSecond,
@@ -70,11 +78,12 @@ void report_generation(const Batch& batch, train::StepInfo& info) {
   info.metrics.set(metric::kRejectedStale, static_cast<double>(counts.stale));
 }
 
-void report_times(const StepTimes& times, double seconds, const Batch& batch,
+void report_times(const StepTimes& times, double seconds, const Batch* batch,
                   const config::RunConfig& config, train::StepInfo& info) {
   const double update = std::exchange(info.seconds, seconds);
   info.tokens_per_s = static_cast<double>(info.tokens) / info.seconds;
   if (config.rl.reference.kl_coef > 0) info.metrics.set(metric::kReferenceSeconds, times.reference);
+  if (config.rl.finds_anchor()) info.metrics.set(metric::kOldLogprobsSeconds, times.anchor);
   if (config.rl.has_critic()) {
     info.metrics.set(metric::kCriticValuesSeconds, times.critic_values);
     info.metrics.set(metric::kCriticUpdateSeconds, times.critic_update);
@@ -83,11 +92,12 @@ void report_times(const StepTimes& times, double seconds, const Batch& batch,
   info.metrics.set(metric::kUpdateSeconds, update);
   info.metrics.set(metric::kRecordSeconds, times.record);
   if (!config.rl.is_disaggregated()) return;
-  const GenerationCounts& counts = batch.counts;
-  info.metrics.set(metric::kRolloutRanks, static_cast<double>(batch.rollout_ranks));
-  info.metrics.set(metric::kWaitSeconds, batch.waited_s);
-  info.metrics.set(metric::kSyncSeconds, times.sync + batch.sync_s);
-  info.metrics.set(metric::kIdleTrainer, batch.waited_s / info.seconds);
+  info.metrics.set(metric::kSyncSeconds, times.sync + (batch != nullptr ? batch->sync_s : 0));
+  if (batch == nullptr) return;
+  const GenerationCounts& counts = batch->counts;
+  info.metrics.set(metric::kRolloutRanks, static_cast<double>(batch->rollout_ranks));
+  info.metrics.set(metric::kWaitSeconds, batch->waited_s);
+  info.metrics.set(metric::kIdleTrainer, batch->waited_s / info.seconds);
   info.metrics.set(metric::kIdleRollout,
                    counts.elapsed_s > 0 ? std::max(0.0, 1 - counts.seconds / counts.elapsed_s) : 0);
 }

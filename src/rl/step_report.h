@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "config/run_config.h"
@@ -16,19 +17,19 @@ namespace heddle::rl {
 /// trainer's to time. Parts that a run does not have stay 0.
 struct StepTimes {
   std::chrono::steady_clock::time_point begin = std::chrono::steady_clock::now();
-  double reference = 0, critic_values = 0, critic_update = 0;
+  double reference = 0, anchor = 0, critic_values = 0, critic_update = 0;
   double prepare = 0;  ///< Advantages and micro-batches.
   double sync = 0;     ///< Weights to ranks that generate.
   double record = 0;   ///< Ledger, groups.jsonl, hash of the weights.
 };
 
-/// Rewards, lengths and ages of the batch that weights of `version` were trained on.
-void report_groups(const Batch& batch, std::int64_t version, train::StepInfo& info);
-/// How the batch came to be.
-void report_generation(const Batch& batch, train::StepInfo& info);
-/// Where the step's `seconds` went. `info` has the time of the update; it gets that of the whole
-/// step.
-void report_times(const StepTimes& times, double seconds, const Batch& batch,
+/// Rewards, lengths and ages of the groups that weights of `version` were trained on.
+void report_groups(std::span<const Group> groups, std::int64_t version, train::StepInfo& info);
+/// How the batch came to be, `is_async`: over updates.
+void report_generation(const Batch& batch, bool is_async, train::StepInfo& info);
+/// Where the step's `seconds` went. `batch`: the one that it is the first step of; null for further
+/// ones, which wait for nothing. `info` has the time of the update; it gets that of the whole step.
+void report_times(const StepTimes& times, double seconds, const Batch* batch,
                   const config::RunConfig& config, train::StepInfo& info);
 /// Statistics of all ranks; `has_reference`: the loss holds the policy to one.
 void report_policy(const objective::PolicyStatistics& all, bool has_reference,

@@ -35,6 +35,7 @@ objective::PolicyOptions policy_options(const config::RunConfig& config) {
   options.dppo_cap = rl.algorithm.dppo_cap;
   options.dppo_delta = rl.algorithm.dppo_delta;
   options.dro_beta = rl.algorithm.dro_beta;
+  options.entropy_coefficient = rl.algorithm.entropy_coef;
   options.constant_length = static_cast<double>(config.rollout.max_new_tokens);
   if (rl.reference.kl_where == config::KlWhere::kLoss)
     options.kl_coefficient = rl.reference.kl_coef;
@@ -55,10 +56,13 @@ data::LoaderInfo loader_info(const config::RunConfig& config, const Prompts& pro
   info.sequences_per_epoch = prompts.size() * config.rl.samples_per_group;
   info.rows_per_epoch = prompts.size();
   info.tokens_per_epoch = prompts.tokens();
-  info.steps_per_epoch = (prompts.size() + groups - 1) / groups;
-  info.total_steps = config.train.max_steps > 0
-                         ? config.train.max_steps
-                         : (prompts.size() * config.train.epochs + groups - 1) / groups;
+  // Batches are whole numbers of steps, but for the last.
+  const auto steps = [&](std::int64_t rows) {
+    return (rows + groups - 1) / groups * config.rl.epochs;
+  };
+  info.steps_per_epoch = steps(prompts.size());
+  info.total_steps = config.train.max_steps > 0 ? config.train.max_steps
+                                                : steps(prompts.size() * config.train.epochs);
   info.mean_row_tokens = static_cast<double>(config.rl.samples_per_group) *
                          static_cast<double>(config.data.max_length);
   return info;
@@ -114,6 +118,11 @@ Steps::Steps(const config::RunConfig& config, train::Setup& setup, objective::Po
     expert_width_ = rollout::expert_width(setup.placed.model->config());
     if (expert_width_ == 0 && config.rl.router_replay == config::RouterReplay::kR3)
       throw ConfigError("rl.router_replay: r3 is for models with experts, and this one has none");
+    if (expert_width_ > 0 && config.rl.finds_anchor()) {
+      throw ConfigError(
+          "rl.old_logprobs: recompute with rl.sync_every or rl.epochs above 1 cannot replay the "
+          "experts of generation; give rl.old_logprobs rollout or rl.router_replay off");
+    }
   }
   if (config.rl.has_critic()) critic_ = std::make_unique<Critic>(config, setup, info_.total_steps);
   batch_.state = {{"next_cursor", 0}, {"pending", nlohmann::json::array()}};
@@ -149,53 +158,76 @@ std::optional<data::Step> Steps::next() {
   // A run that begins anew has nothing in its ledger.
   if (is_first_rank() && !ledger_) ledger_ = std::make_unique<Ledger>(ledger_file(config_), 0);
   times_ = {};
+  if (updates_ == updates_of_batch_ && !begin_batch()) return std::nullopt;
+  const comm::Mesh& mesh = setup_.placed.context.mesh;
+  data::Step step;
+  {
+    const Timed timed(times_.prepare);
+    step = experience_->step(done_++, mesh.data_rank(), mesh.data_size(),
+                             updates_++ % experience_->parts());
+  }
+  if (critic_) {
+    const Timed timed(times_.critic_update);
+    critic_->learn(step, *experience_);
+  }
+  step.epoch = batch_.groups.back().cursor / prompts_.size();
+  has_loss_ = step.loss_rows > 0;
+  if (!has_loss_ && is_first_rank()) warn_of_no_loss(step);
+  return step;
+}
+
+bool Steps::begin_batch() {
   batch_ = source_->next();
   {
     const Timed timed(times_.record);
     record_fates();
   }
-  if (batch_.groups.empty()) return std::nullopt;
-  std::optional<Experience> experience;
-  data::Step step;
+  if (batch_.groups.empty()) return false;
   {
     const Timed timed(times_.prepare);
-    experience.emplace(config_, prompts_, batch_.groups, expert_width_);
-    const comm::Mesh& mesh = setup_.placed.context.mesh;
-    step = experience->step(done_++, mesh.data_rank(), mesh.data_size());
+    experience_.emplace(config_, prompts_, batch_.groups, expert_width_);
   }
+  updates_ = 0;
+  updates_of_batch_ = experience_->parts() * config_.rl.epochs;
   if (config_.rl.reference.kl_coef > 0) {
     const Timed timed(times_.reference);
-    experience->set_reference(reference_scores(*experience));
+    experience_->set_reference(
+        scores(reference_ ? *reference_ : setup_.placed, /*with_adapters=*/false));
+  }
+  if (config_.rl.finds_anchor()) {
+    const Timed timed(times_.anchor);
+    experience_->set_anchor(scores(setup_.placed, /*with_adapters=*/true));
   }
   if (critic_) {
     const Timed timed(times_.critic_values);
-    critic_->evaluate(step, *experience);
+    const comm::Mesh& mesh = setup_.placed.context.mesh;
+    critic_->evaluate(experience_->step(done_, mesh.data_rank(), mesh.data_size()), *experience_);
   }
-  {
-    const Timed timed(times_.prepare);
-    policy_.set_rows(experience->policy_rows(source_->version()));
-  }
-  if (critic_) {
-    const Timed timed(times_.critic_update);
-    critic_->learn(step, *experience);
-  }
-  step.epoch = batch_.groups.back().cursor / prompts_.size();
-  has_loss_ = step.loss_rows > 0;
-  if (!has_loss_ && is_first_rank()) {
-    log::warning(
-        "step {}: all completions reached rollout.max_new_tokens {}, and rl.overlong mask leaves "
-        "nothing of them to learn from; the policy stays as it is. Raise rollout.max_new_tokens, "
-        "or give rl.overlong punish",
-        step.step + 1, config_.rollout.max_new_tokens);
-  }
-  return step;
+  const Timed timed(times_.prepare);
+  policy_.set_rows(experience_->policy_rows(source_->version()));
+  return true;
 }
 
-std::vector<train::RowScore> Steps::reference_scores(const Experience& experience) const {
-  train::Scorer scorer(reference_ ? *reference_ : setup_.placed, /*with_adapters=*/false);
+void Steps::warn_of_no_loss(const data::Step& step) const {
+  log::warning(
+      "step {}: all completions reached rollout.max_new_tokens {}, and rl.overlong mask leaves "
+      "nothing of them to learn from; the policy stays as it is. Raise rollout.max_new_tokens, or "
+      "give rl.overlong punish",
+      step.step + 1, config_.rollout.max_new_tokens);
+}
+
+std::span<const Group> Steps::groups_of_step() const {
+  const auto [first, last] = experience_->groups_of((updates_ - 1) % experience_->parts());
+  return std::span(batch_.groups)
+      .subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(last - first));
+}
+
+std::vector<train::RowScore> Steps::scores(const assembly::ModelOnRanks& model,
+                                           bool with_adapters) const {
+  train::Scorer scorer(model, with_adapters);
   const std::int64_t most =
       config_.train.micro_batch_tokens * setup_.placed.context.mesh.data_size();
-  const auto& rows = experience.tokens();
+  const auto& rows = experience_->tokens();
   std::vector<train::RowScore> scores;
   for (std::size_t first = 0, last = 0; first < rows.size(); first = last) {
     std::int64_t tokens = 0;
@@ -230,7 +262,7 @@ nlohmann::json Steps::cursor() const {
   nlohmann::json cursor = {{"prompts", prompts_.key()},
                            {"steps", done_},
                            {"version", source_->version()},
-                           {"generation", batch_.state}};
+                           {"generation", state_of_stream()}};
   if (critic_) cursor["critic_updates"] = critic_->updates();
   if (is_first_rank()) cursor["ledger"] = ledger_ ? ledger_->commit() : 0;
   return cursor;
@@ -289,8 +321,9 @@ std::vector<ckpt::TensorPart> Steps::state(bool with_copies) const {
 
 void Steps::on_updated(train::StepInfo& info) {
   const config::RlReference& reference = config_.rl.reference;
-  report_groups(batch_, source_->version(), info);
-  report_generation(batch_, info);
+  report_groups(groups_of_step(), source_->version(), info);
+  const bool begins_batch = updates_ == 1;
+  if (begins_batch) report_generation(batch_, config_.rl.mode == config::RlMode::kAsync, info);
   report_policy(policy_.take_statistics(),
                 reference.kl_coef > 0 && reference.kl_where == config::KlWhere::kLoss, info);
   if (critic_) critic_->report(info);
@@ -298,34 +331,46 @@ void Steps::on_updated(train::StepInfo& info) {
     const Timed timed(times_.record);
     record_consumed();
   }
+  if (ends_batch()) publish();
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - times_.begin;
+  report_times(times_, seconds.count(), begins_batch ? &batch_ : nullptr, config_, info);
+}
+
+void Steps::publish() {
   {
     const Timed timed(times_.sync);
     source_->updated();
   }
-  {
-    const Timed timed(times_.record);
-    const std::string hash = source_->weights_hash();
-    if (ledger_) {
-      ledger_->published(source_->version(), hash);
-      ledger_->commit();
-    }
-  }
-  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - times_.begin;
-  report_times(times_, seconds.count(), batch_, config_, info);
+  const Timed timed(times_.record);
+  const std::string hash = source_->weights_hash();
+  if (!ledger_) return;
+  ledger_->published(source_->version(), hash);
+  ledger_->commit();
 }
 
 void Steps::record_consumed() {
+  const std::span<const Group> groups = groups_of_step();
   const std::int64_t every = config_.rl.groups_every;
   const bool is_due = every > 0 && (done_ == 1 || done_ % every == 0);
   if (is_due && is_first_rank()) {
-    const Group& group = batch_.groups.front();
+    const Group& group = groups.front();
     log_.write(done_, source_->version(), prompts_.row(group.row), group);
   }
-  if (!ledger_) return;
+  if (!ledger_ || !is_first_pass()) return;
   std::vector<std::int64_t> cursors;
-  for (const Group& group : batch_.groups) cursors.push_back(group.cursor);
+  for (const Group& group : groups) cursors.push_back(group.cursor);
   ledger_->consumed(done_, cursors);
   ledger_->commit();
+}
+
+nlohmann::json Steps::state_of_stream() const {
+  nlohmann::json state = batch_.state;
+  // The run may end before a batch's first pass does; one that goes on generates the rest anew.
+  if (!experience_ || updates_ == updates_of_batch_ || !is_first_pass()) return state;
+  const auto trained = experience_->groups_of(updates_ - 1).second;
+  for (const Group& group : std::span(batch_.groups).subspan(static_cast<std::size_t>(trained)))
+    state.at("pending").push_back({group.cursor, group.attempt + 1});
+  return state;
 }
 
 train::Evaluation Steps::evaluate() {

@@ -2,6 +2,8 @@
 
 #include <memory>
 #include <optional>
+#include <span>
+#include <vector>
 
 #include "assembly/model_on_ranks.h"
 #include "objective/policy.h"
@@ -17,7 +19,8 @@
 namespace heddle::rl {
 
 /// Optimizer steps on what the model in training generates: batches of groups, their advantages,
-/// and where it is asked for the reference's log-probabilities.
+/// and where it is asked for the reference's log-probabilities. A batch is trained on by rl.epochs
+/// passes of rl.sync_every steps, after which its weights are published.
 class Steps : public train::StepSource {
  public:
   Steps(const config::RunConfig& config, train::Setup& setup, objective::Policy& policy);
@@ -28,6 +31,8 @@ class Steps : public train::StepSource {
   nlohmann::json cursor() const override;
   void seek(const nlohmann::json& cursor) override;
   bool trains(std::int64_t step) const override;
+  /// After a batch's last step: nothing of a batch is kept in a checkpoint.
+  bool may_pause() const override { return ends_batch(); }
   std::vector<ckpt::TensorPart> state(bool with_copies) const override;
   void on_updated(train::StepInfo& info) override;
   bool has_evaluation() const override { return held_out_.size() > 0; }
@@ -36,11 +41,23 @@ class Steps : public train::StepSource {
 
  private:
   bool is_first_rank() const { return setup_.placed.context.mesh.rank() == 0; }
+  bool ends_batch() const { return updates_ == updates_of_batch_ || done_ == info_.total_steps; }
+  /// The step given last is one of the first pass over its batch.
+  bool is_first_pass() const { return updates_ <= experience_->parts(); }
+  std::span<const Group> groups_of_step() const;
   void place_reference();
-  std::vector<train::RowScore> reference_scores(const Experience& experience) const;
+  /// The next batch and what is found of it before its first step. False at the end of the stream.
+  bool begin_batch();
+  std::vector<train::RowScore> scores(const assembly::ModelOnRanks& model,
+                                      bool with_adapters) const;
+  void warn_of_no_loss(const data::Step& step) const;
   void record_fates();
-  /// The step's groups reach the ledger and its disk.
+  /// The step's groups reach the ledger and its disk, in the first pass over them.
   void record_consumed();
+  /// Those that generate get the weights, under the next version.
+  void publish();
+  /// GroupSource's state after the step given last.
+  nlohmann::json state_of_stream() const;
   void require_published_weights();
 
   const config::RunConfig& config_;
@@ -56,9 +73,12 @@ class Steps : public train::StepSource {
   std::unique_ptr<assembly::ModelOnRanks> reference_;
   std::unique_ptr<Critic> critic_;  ///< Null but with advantage gae.
   std::int64_t done_ = 0;           ///< Steps given.
-  bool has_loss_ = true;            ///< The last of them has a token to learn from.
-  std::int64_t expert_width_ = 0;   ///< See Experience.
-  Batch batch_;                     ///< For the step under way, as the times.
+  /// Those of them on the batch, and how many it will have had.
+  std::int64_t updates_ = 0, updates_of_batch_ = 0;
+  bool has_loss_ = true;           ///< The last of them has a token to learn from.
+  std::int64_t expert_width_ = 0;  ///< See Experience.
+  Batch batch_;                    ///< For the step under way, as what follows.
+  std::optional<Experience> experience_;
   StepTimes times_;
 };
 

@@ -44,10 +44,11 @@ AdapterTables::AdapterTables(assembly::ModelOnRanks& placed, std::int64_t slots)
 
 bool AdapterTables::takes(const std::shared_ptr<const nn::AdapterSet>& set) const {
   return !set || find(set) >= 0 ||
-         std::all_of(linears_.begin(), linears_.end(), [&](const nn::Linear* linear) {
-           const nn::LowRank* const change = set->of(*linear);
-           return change == nullptr || fits(change->a(), change->b());
-         });
+         (!set->changes_experts() &&
+          std::all_of(linears_.begin(), linears_.end(), [&](const nn::Linear* linear) {
+            const nn::LowRank* const change = set->of(*linear);
+            return change == nullptr || fits(change->a(), change->b());
+          }));
 }
 
 std::int64_t AdapterTables::rank_of(const Sets& sets) const {

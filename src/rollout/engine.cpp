@@ -68,8 +68,6 @@ Engine::Engine(assembly::ModelOnRanks& placed, std::shared_ptr<const data::Token
       scheduler_(pool_, {options.max_sequences, rank_sequences(placed.context.mesh, options),
                          options.prefill_tokens, options.kept_states,
                          placed.context.mesh.size(Dim::kEp) > 1}) {
-  // make_unique would move, which Acquired does not allow; here the result is built in place.
-  ends_.reset(new parallel::Acquired(assembly::acquire_ends(placed.sharding.get(), *placed.model)));
   // The model's own adapters live as long as the model.
   const std::shared_ptr<const nn::AdapterSet> own(placed.adapters.get(), [](const auto*) {});
   adapter_ = std::make_shared<const Adapter>(Adapter{"", 0, own});
@@ -201,6 +199,7 @@ std::vector<Progress> Engine::step() {
   std::vector<Part> parts = scheduler_.plan();
   last_pass_ = shape_of(parts);
   if (parts.empty()) return progress;
+  hold_weights();
   std::vector<SampledToken> tokens;
   if (can_replay(parts)) {
     last_pass_.recorded = true;
@@ -244,11 +243,18 @@ void Engine::weights_changed(std::int64_t version, LiveSequences live) {
   if (live == LiveSequences::kRecompute) scheduler_.preempt_all();
   scheduler_.kept().drop_all();
   if (recorded_) recorded_->forget_if_moved();
-  ends_.reset();
-  // make_unique would move, which Acquired does not allow; here the result is built in place.
-  ends_.reset(
-      new parallel::Acquired(assembly::acquire_ends(placed_.sharding.get(), *placed_.model)));
+  release_weights();
 }
+
+void Engine::hold_weights() {
+  // make_unique would move, which Acquired does not allow; here the result is built in place.
+  if (!ends_) {
+    ends_.reset(
+        new parallel::Acquired(assembly::acquire_ends(placed_.sharding.get(), *placed_.model)));
+  }
+}
+
+void Engine::release_weights() { ends_.reset(); }
 
 void Engine::use_adapter(std::shared_ptr<const Adapter> adapter) { adapter_ = std::move(adapter); }
 

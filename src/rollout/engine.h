@@ -82,6 +82,9 @@ class Engine {
   /// again. Does nothing to one that waits.
   void preempt(RequestId id);
 
+  /// Gives back the copies of weights that ranks divide, until the next step: before whoever shares
+  /// the model gives its parameters other values, as its own passes would read the copies.
+  void release_weights();
   /// After the model's parameters have other values. Kept states are dropped.
   void weights_changed(std::int64_t version, LiveSequences live = LiveSequences::kRecompute);
 
@@ -105,6 +108,7 @@ class Engine {
 
  private:
   void check(const Request& request) const;
+  void hold_weights();
   static PassShape shape_of(const std::vector<Part>& parts);
   /// Hidden states of this rank's rows; undefined where the last stage is elsewhere.
   at::Tensor run(const std::vector<Part>& parts);
@@ -131,7 +135,8 @@ class Engine {
   assembly::ModelOnRanks& placed_;
   std::shared_ptr<const data::Tokenizer> tokenizer_;
   EngineOptions options_;
-  std::unique_ptr<parallel::Acquired> ends_;  ///< Embedding and head, which every pass reads.
+  /// Embedding and head, which every pass reads; null between release_weights() and a step.
+  std::unique_ptr<parallel::Acquired> ends_;
   std::shared_ptr<const Adapter> adapter_;
   CachePool pool_;
   Scheduler scheduler_;

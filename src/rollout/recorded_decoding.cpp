@@ -14,6 +14,7 @@
 #include "device/upload.h"
 #include "nn/row_adapters.h"
 #include "ops/autograd.h"
+#include "ops/moe/moe.h"
 
 namespace heddle::rollout {
 namespace {
@@ -57,9 +58,10 @@ std::string RecordedDecoding::why_not(const assembly::ModelOnRanks& placed) {
   const comm::Mesh& mesh = placed.context.mesh;
   // Replicas have whole weights each, and a pass of theirs needs nothing of another rank.
   if (mesh.world_size() > mesh.size(comm::Dim::kDp)) return "the model is divided over ranks";
-  if (placed.model->config().moe() != nullptr) return "the model has routed experts";
   for (const ops::KernelTable::Choice& choice : placed.model->kernels().choices()) {
-    if (choice.is_reference && (choice.op.ends_with("_decode") || choice.op == "sample_tokens"))
+    // Those wait for the device.
+    if (choice.is_reference && (choice.op.ends_with("_decode") || choice.op == "sample_tokens" ||
+                                choice.op == ops::MoeExperts::kName))
       return choice.op + " runs the reference";
   }
   return {};

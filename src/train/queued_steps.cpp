@@ -95,7 +95,7 @@ QueuedSteps::Queued::Outcome QueuedSteps::Queued::wait() {
   // The awaited work may have been given up.
   if (world_) world_->device_watch().check();
   const at::Tensor& numbers = results[0];
-  return {{numbers[0], {numbers[1]}, numbers[2], results[1]},
+  return {{numbers[0], {numbers[1]}, numbers[2], results[1], {}},
           numbers[3].item<double>(),
           numbers[4].item<double>()};
 }

@@ -17,6 +17,13 @@ struct Pause {
   bool is_last = false, evaluates = false, saves = false;
   bool profiles = false;  ///< Either of the two steps is timed by itself.
 
+  Pause& operator|=(const Pause& other) {
+    is_last |= other.is_last;
+    evaluates |= other.evaluates;
+    saves |= other.saves;
+    profiles |= other.profiles;
+    return *this;
+  }
   bool any() const { return is_last || evaluates || saves || profiles; }
 };
 

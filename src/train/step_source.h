@@ -36,6 +36,9 @@ class StepSource {
   virtual void seek(const nlohmann::json& cursor) = 0;
   /// Whether step `step`, from 0, trains the model: if not its learning rate is 0.
   virtual bool trains(std::int64_t step) const { return true; }
+  /// Whether the run may be evaluated, saved and stopped after the step that next() returned last;
+  /// if not it goes on until it may.
+  virtual bool may_pause() const { return true; }
   /// This rank's tensors, as live ones, that a checkpoint keeps besides the model's, see
   /// Optimizer::state; they are filled before seek().
   virtual std::vector<ckpt::TensorPart> state(bool with_copies) const { return {}; }

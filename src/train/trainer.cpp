@@ -336,7 +336,8 @@ Summary Trainer::train() {
   bool fresh = first_step_ == 0;
   const comm::Group everybody = setup_.placed.context.mesh.world_group();
   bool is_stopping = false;
-  while (ahead_ || !(is_stopping = everybody.any(stop_))) {
+  Pause due;
+  while (ahead_ || !steps_.may_pause() || !(is_stopping = everybody.any(stop_))) {
     std::optional<TakenStep> taken = next_step();
     if (!taken) break;
     std::optional<StepProfile> profile;
@@ -347,7 +348,8 @@ Summary Trainer::train() {
     done = info.step;
     loop_.last_loss = info.loss;
     if (std::exchange(fresh, false)) loop_.first_loss = info.loss;
-    const Pause pause = pause_behind(done);
+    due |= pause_behind(done);
+    const Pause pause = steps_.may_pause() ? std::exchange(due, {}) : Pause{};
     summary.stopped_early = evaluate_if_due(info, pause);
     observer_.on_step(info);
     if (pause.saves || (improved_ && config_.ckpt.keep_best)) save(done);

@@ -190,5 +190,16 @@ TEST(BenchGenerate, SweepsOverPoints) {
   EXPECT_GT(result["points"][1]["tokens_per_s"], 0);
 }
 
+TEST(BenchGenerate, CountsTheExpertsThatAStepReads) {
+  const json result =
+      bench({"generate", "--preset", "small-moe", "--sweep", "1x9x2,2x9x2,63x9x2,64x9x2"});
+  const auto traffic = [&](std::size_t point) {
+    return result["points"][point]["traffic_gb"].get<double>();
+  };
+  // States grow with each sequence alike; the second one chooses experts that the first does not,
+  // the last one hardly any that nobody has.
+  EXPECT_GT(traffic(1) - traffic(0), 2 * (traffic(3) - traffic(2)));
+}
+
 }  // namespace
 }  // namespace heddle::cli

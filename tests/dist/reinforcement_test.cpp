@@ -29,6 +29,36 @@ TEST_F(ReinforcementTest, OtherRanksGenerateWhatTheTrainerWould) {
   for (const auto& row : metrics("lora")) EXPECT_NEAR(row.at("mismatch_abs_max"), 0, 1e-4);
 }
 
+TEST_F(ReinforcementTest, RolloutsGetTheWeightsAfterTheLastStepOfABatch) {
+  const Words several = {"rl.sync_every=2", "rl.epochs=2", "train.max_steps=8", "optim.lr=1e-2",
+                         "model.dtype=float64"};
+  const auto run = [&](const std::string& name, int ranks, Words more) {
+    more.insert(more.end(), several.begin(), several.end());
+    EXPECT_EQ(train(name, ranks, more), 0) << runs_.printed(name);
+    const rl::LedgerState state = rl::Ledger(runs_.directory() / name / "ledger.log").state();
+    EXPECT_EQ(state.version, 2) << name;
+    EXPECT_EQ(state.consumed, 4 * kGroups) << name;
+    return metrics(name);
+  };
+  const auto one = run("one", 0, {}), apart = run("apart", 2, {"rl.rollout_ranks=1"}),
+             divided = run("divided", 2, {"parallel.fsdp=2"});
+  EXPECT_EQ(weights("one"), weights("apart"));
+  ASSERT_EQ(one.size(), 8u);
+  ASSERT_EQ(apart.size(), 8u);
+  ASSERT_EQ(divided.size(), 8u);
+  for (std::size_t i = 0; i < 8; ++i) {
+    EXPECT_EQ(apart[i].at("version"), i / 4) << i;
+    EXPECT_EQ(apart[i].contains("wait_s"), i % 4 == 0) << i;
+    EXPECT_NEAR(divided[i].at("loss").get<double>(), one[i].at("loss").get<double>(), 1e-9) << i;
+  }
+  // The anchor of old tokens is found once, on all ranks of the trainer.
+  const auto stale = run("stale", 3,
+                         {"rl.trainer_ranks=2", "rl.rollout_ranks=1", "parallel.tp=2",
+                          "rl.mode=async", "rl.old_logprobs=recompute"});
+  for (std::size_t i = 0; i < stale.size(); ++i)
+    EXPECT_EQ(std::abs(stale[i].at("ratio_max").get<double>() - 1) < 1e-6, i % 4 == 0) << i;
+}
+
 TEST_F(ReinforcementTest, StalenessIsBoundedInEveryLayout) {
   const struct {
     const char* name;

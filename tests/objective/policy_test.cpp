@@ -14,6 +14,7 @@
 #include <ATen/ops/mm.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/sin.h>
+#include <ATen/ops/sum.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <gmock/gmock.h>
@@ -92,8 +93,12 @@ assembly::ModelOnRanks model_on(c10::Device device, c10::ScalarType dtype, bool 
   return placed;
 }
 
-PolicyOptions options_of(PolicyLoss loss) {
+/// Loss, whether the head is trained, and whether the loss raises the entropy.
+using Param = std::tuple<PolicyLoss, bool, bool>;
+
+PolicyOptions options_of(PolicyLoss loss, bool has_entropy) {
   PolicyOptions options;
+  if (has_entropy) options.entropy_coefficient = 0.3;
   options.temperature = kTemperature;
   options.loss = loss;
   options.mean = LossMean::kSequenceToken;
@@ -102,9 +107,9 @@ PolicyOptions options_of(PolicyLoss loss) {
   return options;
 }
 
-/// The loss by its definition; differentiable.
-at::Tensor formula(const at::Tensor& l, const Scene& scene, const LossRows& rows,
-                   const PolicyOptions& options) {
+/// The loss by its definition, of log-probabilities and entropies [n]; differentiable.
+at::Tensor formula(const at::Tensor& l, const at::Tensor& entropy, const Scene& scene,
+                   const LossRows& rows, const PolicyOptions& options) {
   const at::Tensor old = at::tensor(scene.column(&PolicyRow::old, rows.tokens), at::kDouble),
                    reference =
                        at::tensor(scene.column(&PolicyRow::reference, rows.tokens), at::kDouble),
@@ -128,18 +133,18 @@ at::Tensor formula(const at::Tensor& l, const Scene& scene, const LossRows& rows
                                                          : -at::minimum(r * of(A), clipped * of(A));
     const at::Tensor x = of(l) - of(reference);
     loss = loss + options.kl_coefficient * (at::exp(-x) + x - 1).clamp(-10, 10);
-    total = total + loss.mean();
+    total = total + loss.mean() - options.entropy_coefficient * of(entropy).mean();
   }
   return total;
 }
 
-class PolicyHead : public ::testing::TestWithParam<std::tuple<PolicyLoss, bool>> {};
+class PolicyHead : public ::testing::TestWithParam<Param> {};
 
 TEST_P(PolicyHead, EqualsTheFormulaOfWholeLogits) {
-  const auto& [loss, trains_head] = GetParam();
+  const auto& [loss, trains_head, has_entropy] = GetParam();
   const Scene scene(model_on(at::kCPU, at::kDouble, trains_head));
   const models::Model& model = *scene.placed.model;
-  const PolicyOptions options = options_of(loss);
+  const PolicyOptions options = options_of(loss, has_entropy);
   const LossRows rows(model, scene.batch, 1);
 
   at::Tensor leaf = scene.hidden.clone().set_requires_grad(true);
@@ -149,8 +154,8 @@ TEST_P(PolicyHead, EqualsTheFormulaOfWholeLogits) {
       scene.placed.model->final_norm(leaf.index_select(0, at::tensor(rows.tokens, at::kLong)));
   const at::Tensor logits = at::mm(normalized, weight.t()) / kTemperature;
   const at::Tensor log_p = at::log_softmax(logits, 1);
-  const at::Tensor expected =
-      formula(at::gather(log_p, 1, rows.labels.unsqueeze(1)).squeeze(1), scene, rows, options);
+  const at::Tensor expected = formula(at::gather(log_p, 1, rows.labels.unsqueeze(1)).squeeze(1),
+                                      -at::sum(at::exp(log_p) * log_p, {1}), scene, rows, options);
   ops::run_backward({expected}, {at::ones_like(expected) * 0.25});
 
   Policy policy(scene.placed, options);
@@ -173,12 +178,13 @@ TEST_P(PolicyHead, EqualsTheFormulaOfWholeLogits) {
 }
 
 TEST_P(PolicyHead, IsThatOfOneRankOnSeveral) {
-  const auto& [loss, trains_head] = GetParam();
+  const auto& [loss, trains_head, has_entropy] = GetParam();
   struct Result {
     at::Tensor loss, grad_hidden;
     PolicyStatistics statistics;
   };
-  const auto run = [options = options_of(loss), trains_head = trains_head](const comm::Mesh& mesh) {
+  const auto run = [options = options_of(loss, has_entropy),
+                    trains_head = trains_head](const comm::Mesh& mesh) {
     assembly::ModelRecipe recipe;
     recipe.config = testing::tiny_config();
     recipe.purpose = assembly::Purpose::kTrain;
@@ -219,9 +225,9 @@ TEST_P(PolicyHead, IsThatOfOneRankOnSeveral) {
 
 // A wait would cost the host the lead that it has over the device.
 TEST_P(PolicyHead, DoesNotWaitForTheDevice) {
-  const auto& [loss, trains_head] = GetParam();
+  const auto& [loss, trains_head, has_entropy] = GetParam();
   const Scene scene(model_on(testing::simulated_npu(), at::kBFloat16, trains_head));
-  Policy policy(scene.placed, options_of(loss));
+  Policy policy(scene.placed, options_of(loss, has_entropy));
   scene.run(policy);
   scene.run(policy);
   EXPECT_THAT(scene.waits, ::testing::IsEmpty());
@@ -233,13 +239,14 @@ TEST_P(PolicyHead, DoesNotWaitForTheDevice) {
 INSTANTIATE_TEST_SUITE_P(ByTokenAndBySequence, PolicyHead,
                          ::testing::Combine(::testing::Values(PolicyLoss::kPpo, PolicyLoss::kCispo,
                                                               PolicyLoss::kGspo),
-                                            ::testing::Bool()),
+                                            ::testing::Bool(), ::testing::Bool()),
                          [](const auto& info) {
                            const PolicyLoss loss = std::get<0>(info.param);
                            const std::string name = loss == PolicyLoss::kPpo     ? "Ppo"
                                                     : loss == PolicyLoss::kCispo ? "Cispo"
                                                                                  : "Gspo";
-                           return name + (std::get<1>(info.param) ? "Trained" : "Frozen");
+                           return name + (std::get<1>(info.param) ? "Trained" : "Frozen") +
+                                  (std::get<2>(info.param) ? "WithEntropy" : "");
                          });
 
 }  // namespace

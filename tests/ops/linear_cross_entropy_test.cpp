@@ -186,6 +186,68 @@ TEST(LinearCrossEntropy, TokenLossIsKnownBeforeTheGradientsOfItsChunk) {
   }
 }
 
+TEST(LinearCrossEntropy, GradientsOfEntropiesAddToThoseOfTheLoss) {
+  for (const char* name : {"reference", kOwn}) {
+    for (const c10::ScalarType dtype : kernel_dtypes()) {
+      for (const auto& [rows, hidden, vocab] :
+           {std::tuple{1, 5, 7}, {65, 33, 1031}, {450, 24, 20011}, {2100, 16, 57}}) {
+        SCOPED_TRACE(std::string(name) + " " + c10::toString(dtype) + " " + std::to_string(vocab));
+        const KernelTable kernels = table(name, dtype);
+        LinearCrossEntropy::Inputs in = make(rows, hidden, vocab, dtype);
+        in.labels = in.labels.clamp_min(0);
+        in.all_rows_labelled = true;
+        in.entropy_gradients = randn({rows}, at::kFloat, 8);
+        // By autograd, in double.
+        const at::Tensor h = in.hidden.to(at::kDouble).set_requires_grad(true),
+                         w = in.weight.to(at::kDouble).clone().set_requires_grad(true);
+        const at::Tensor log_p = at::log_softmax(at::mm(h, w.t()), -1);
+        const at::Tensor entropy = -at::sum(at::exp(log_p) * log_p, {1});
+        at::sum(entropy * in.entropy_gradients.to(at::kDouble)).backward();
+        const auto loss = dense(in);
+        const at::Tensor expected_hidden = h.grad() + loss.grad_hidden,
+                         expected_weight = w.grad() + loss.grad_weight;
+        const double tolerance = tolerance_of(dtype);
+        const auto expect = [&](const LinearCrossEntropy::Result& r) {
+          EXPECT_TRUE(close(r.logprobs, loss.logprobs, tolerance));
+          EXPECT_TRUE(close(r.entropy, loss.entropy, tolerance));
+          // Two sums of one size meet.
+          EXPECT_TRUE(close(r.grad_hidden, expected_hidden, 2 * tolerance));
+          EXPECT_TRUE(close(r.grad_weight, expected_weight, 2 * tolerance));
+        };
+        expect(linear_cross_entropy(kernels, in, true, true));
+        // As a loss of tokens, and from kept logits.
+        LinearCrossEntropy::Inputs of_tokens = in, kept = in;
+        const at::Tensor derivatives = -in.loss_weights.to(at::kDouble) * in.gradient_scale;
+        of_tokens.loss_weights = at::Tensor(), of_tokens.gradient_scale = 1;
+        of_tokens.token_loss = [&](std::int64_t first, const at::Tensor& logprobs) {
+          return derivatives.narrow(0, first, logprobs.size(0));
+        };
+        expect(linear_cross_entropy(kernels, of_tokens, true, true));
+        kept.keep_logits = true;
+        const auto first = linear_cross_entropy(kernels, kept, false, false);
+        kept.keep_logits = false;
+        kept.logits = first.logits;
+        expect(linear_cross_entropy(kernels, kept, true, true));
+      }
+    }
+  }
+}
+
+TEST(LinearCrossEntropy, EntropiesWithAGradientAreAskedFor) {
+  auto in = make(6, 8, 11, at::kFloat);
+  in.labels = in.labels.clamp_min(0);
+  in.all_rows_labelled = true;
+  in.entropy_gradients = randn({6}, at::kFloat, 8);
+  const KernelTable kernels = table(kOwn, at::kFloat);
+  EXPECT_NO_THROW(linear_cross_entropy(kernels, in, true, true));
+  in.want_entropy = false;
+  EXPECT_THROW(linear_cross_entropy(kernels, in, true, true), c10::Error);
+  in.want_entropy = true, in.all_rows_labelled = false;
+  EXPECT_THROW(linear_cross_entropy(kernels, in, true, true), c10::Error);
+  in.all_rows_labelled = true, in.entropy_gradients = randn({5}, at::kFloat, 8);
+  EXPECT_THROW(linear_cross_entropy(kernels, in, true, true), c10::Error);
+}
+
 TEST(LinearCrossEntropy, TokenLossRefusesWhatItReplaces) {
   auto in = make(5, 8, 11, at::kFloat);
   in.labels = in.labels.clamp_min(0);

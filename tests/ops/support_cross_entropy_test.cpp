@@ -52,9 +52,11 @@ struct Expected {
     const at::Tensor log_p = at::log_softmax(
         at::mm(h, w.t()).masked_fill(mask, -std::numeric_limits<double>::infinity()), -1);
     logprobs = log_p.gather(1, in.labels.unsqueeze(1)).squeeze(1);
-    entropy = -at::sum(log_p.exp() * log_p.masked_fill(mask, 0), {1}).detach();
-    const at::Tensor loss =
-        -at::sum(logprobs * in.loss_weights.to(at::kDouble)) * in.gradient_scale;
+    entropy = -at::sum(log_p.exp() * log_p.masked_fill(mask, 0), {1});
+    at::Tensor loss = -at::sum(logprobs * in.loss_weights.to(at::kDouble)) * in.gradient_scale;
+    if (in.entropy_gradients.defined())
+      loss = loss + at::sum(entropy * in.entropy_gradients.to(at::kDouble));
+    entropy = entropy.detach();
     loss.backward();
     logprobs = logprobs.detach();
     grad_hidden = h.grad();
@@ -69,7 +71,8 @@ TEST(SupportCrossEntropy, EqualsTheMaskedSoftmax) {
     for (const auto& [rows, hidden, vocab, k] :
          {std::tuple{1, 5, 7, 1}, {29, 16, 63, 5}, {65, 33, 1031, 50}, {300, 64, 211, 211}}) {
       SCOPED_TRACE(std::string(c10::toString(dtype)) + " " + std::to_string(rows));
-      const auto in = make(rows, hidden, vocab, k, dtype);
+      auto in = make(rows, hidden, vocab, k, dtype);
+      if (k == 50) in.entropy_gradients = randn({rows}, at::kFloat, 9);
       const Expected expected(in);
       const auto found = linear_cross_entropy(kernels, in, true, true);
       const double tolerance = tolerance_of(dtype);

@@ -10,12 +10,10 @@ namespace {
 
 using Cursors = std::vector<std::int64_t>;
 
-AdmissionOptions options(std::int64_t staleness, std::int64_t groups, StalePolicy policy,
-                         std::int64_t steps = 1) {
+AdmissionOptions options(std::int64_t staleness, std::int64_t groups, StalePolicy policy) {
   AdmissionOptions options;
   options.max_staleness = staleness;
-  options.groups_per_step = groups;
-  options.steps_per_version = steps;
+  options.groups_per_batch = groups;
   options.policy = policy;
   return options;
 }
@@ -68,19 +66,9 @@ TEST(Admission, DropsWhatWouldBeTooOld) {
   EXPECT_EQ(admission.running(), 1);
 }
 
-TEST(Admission, LeavesRoomForTheOldInAVersionsLastSteps) {
-  Admission admission(options(0, 2, StalePolicy::kWait, 2));
-  for (const std::int64_t cursor : {0, 1, 2, 3}) admission.start(cursor, 0);
-  EXPECT_EQ(admission.capacity(), 0);
-  admission.finish(0, 0);
-  EXPECT_FALSE(admission.cut(false));
-  admission.finish(1, 0);
-  EXPECT_FALSE(admission.cut(false) && admission.running() == 0);
-}
-
 TEST(Admission, RefusesAGroupThatIsTooOldAlready) {
   Admission admission(options(1, 1, StalePolicy::kWait));
-  admission.rebase(5, 0);
+  admission.rebase(5);
   EXPECT_FALSE(admission.restore(0, 3));
   EXPECT_TRUE(admission.restore(1, 4));
   EXPECT_EQ(admission.queued(), 1);
@@ -88,7 +76,7 @@ TEST(Admission, RefusesAGroupThatIsTooOldAlready) {
 
 TEST(Admission, ForgetsAtPublicationWhatALaggingRolloutStarted) {
   Admission admission(options(1, 1, StalePolicy::kWait));
-  admission.rebase(5, 0);
+  admission.rebase(5);
   admission.start(0, 5);
   admission.finish(0, 5);
   ASSERT_TRUE(admission.cut(false));
@@ -119,7 +107,6 @@ TEST(Admission, BoundsWhatRuns) {
 TEST(Admission, RefusesOptionsOutOfRange) {
   EXPECT_THROW(Admission(options(-1, 1, StalePolicy::kWait)), ConfigError);
   EXPECT_THROW(Admission(options(0, 0, StalePolicy::kWait)), ConfigError);
-  EXPECT_THROW(Admission(options(0, 1, StalePolicy::kWait, 0)), ConfigError);
 }
 
 }  // namespace

@@ -21,8 +21,14 @@ TEST(BatchBytesTest, ComesBackAsItWas) {
                                               .is_truncated = true,
                                               .reward = 0.1,
                                               .parts = {{"exact", 1.0 / 3}}});
-  batch.counts = {
-      .tokens = 3, .groups = 1, .stale = 2, .seconds = 0.5, .judging_s = 0.25, .elapsed_s = 0.75};
+  batch.counts = {.tokens = 3,
+                  .groups = 1,
+                  .stale = 2,
+                  .seconds = 0.5,
+                  .judging_s = 0.25,
+                  .elapsed_s = 0.75,
+                  .running = 6,
+                  .queued = 9};
   batch.fates.push_back({.kind = Fate::Kind::kDispatched, .dispatch = {7, 2, ~0ull, 4}});
   batch.fates.push_back({.kind = Fate::Kind::kRejected,
                          .dispatch = {.cursor = 6},
@@ -50,6 +56,8 @@ TEST(BatchBytesTest, ComesBackAsItWas) {
   EXPECT_EQ(found.counts.stale, 2);
   EXPECT_EQ(found.counts.judging_s, 0.25);
   EXPECT_EQ(found.counts.elapsed_s, 0.75);
+  EXPECT_EQ(found.counts.running, 6);
+  EXPECT_EQ(found.counts.queued, 9);
   ASSERT_EQ(found.fates.size(), 2u);
   EXPECT_EQ(found.fates[0].dispatch, batch.fates[0].dispatch);
   EXPECT_EQ(found.fates[1].reason, Rejection::kFiltered);

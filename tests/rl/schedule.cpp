@@ -102,7 +102,7 @@ void Schedule::train() {
   }
   ledger_->consumed(++step_, batch->cursors);
   ledger_->commit();
-  if (++steps_under_version_ == plan_.admission.steps_per_version) publish();
+  publish();
   if (step_ % plan_.steps_per_checkpoint == 0) save();
 }
 
@@ -112,21 +112,19 @@ void Schedule::publish() {
     queued_.erase(cursor);
     issue_again(cursor, Rejection::kStale);
   }
-  steps_under_version_ = 0;
   ledger_->published(admission_->version(), "");
   update_due_ = tick_ + plan_.update_delay;
 }
 
 void Schedule::save() {
-  checkpoint_ = {ledger_->commit(), admission_->version(), steps_under_version_, queued_, outcome_};
+  checkpoint_ = {ledger_->commit(), admission_->version(), queued_, outcome_};
 }
 
 /// The order of section "recovery": load, truncate, rebase, publish again, admit.
 void Schedule::resume() {
   ledger_.reset();
   ledger_ = std::make_unique<Ledger>(path_, checkpoint_.offset);
-  admission_->rebase(checkpoint_.version, checkpoint_.steps);
-  steps_under_version_ = checkpoint_.steps;
+  admission_->rebase(checkpoint_.version);
   step_ = ledger_->state().step;
   rollout_version_ = checkpoint_.version;
   update_due_ = -1;

@@ -46,7 +46,7 @@ class Schedule {
   };
   struct Checkpoint {
     std::uint64_t offset = 0;
-    std::int64_t version = 0, steps = 0;
+    std::int64_t version = 0;
     std::map<std::int64_t, std::int64_t> queued;  ///< Version by cursor.
     Outcome outcome;
   };
@@ -72,8 +72,7 @@ class Schedule {
   std::map<std::int64_t, std::int64_t>
       queued_;  ///< Version by cursor, beside the rule's own count.
   std::set<std::int64_t> again_;
-  std::int64_t tick_ = 0, step_ = 0, steps_under_version_ = 0, rollout_version_ = 0,
-               update_due_ = -1, paused_until_ = 0;
+  std::int64_t tick_ = 0, step_ = 0, rollout_version_ = 0, update_due_ = -1, paused_until_ = 0;
   Checkpoint checkpoint_;
   Outcome outcome_;
 };

@@ -42,8 +42,7 @@ Plan random_plan(std::uint64_t seed) {
   const auto rate = [&](double most) { return below(3) == 0 ? 0 : most * random.uniform(drawn++); };
   Plan plan;
   plan.admission.max_staleness = below(5);
-  plan.admission.groups_per_step = 1 + below(4);
-  plan.admission.steps_per_version = 1 + below(3);
+  plan.admission.groups_per_batch = 1 + below(4);
   plan.admission.max_inflight = below(3) == 0 ? 1 + below(6) : 0;
   plan.admission.policy = below(2) == 0 ? StalePolicy::kWait : StalePolicy::kDrop;
   plan.rows = 1 + below(30);
@@ -92,7 +91,7 @@ TEST(Schedules, UseTheStalenessThatTheyMay) {
   Plan plan;
   plan.rows = 200;
   plan.longest = 60;
-  plan.admission.groups_per_step = 4;
+  plan.admission.groups_per_batch = 4;
   for (const std::int64_t staleness : {0, 1, 2, 4}) {
     plan.admission.max_staleness = staleness;
     EXPECT_EQ(Schedule(plan, 3, ledger.fresh()).run().max_staleness, staleness);
@@ -115,7 +114,7 @@ TEST(Schedules, WaitHasNoLengthBiasAndDropPrefersTheShort) {
   plan.rows = 400;
   plan.longest = 80;
   plan.max_attempts = 2;
-  plan.admission.groups_per_step = 4;
+  plan.admission.groups_per_batch = 4;
   plan.admission.max_staleness = 1;
   Outcome waited, dropped;
   Schedule wait(plan, 5, ledger.fresh());

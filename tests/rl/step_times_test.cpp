@@ -55,7 +55,7 @@ TEST(ReportOfTimes, SaysEachPartAndTheWhole) {
   train::StepInfo info;
   info.seconds = 5;  // of the policy's update
   info.tokens = 32;
-  rl::report_times(times, 16, batch, config, info);
+  rl::report_times(times, 16, &batch, config, info);
   EXPECT_EQ(info.seconds, 16);
   EXPECT_EQ(info.tokens_per_s, 2);
   const std::pair<const char*, double> expected[] = {

@@ -260,6 +260,135 @@ TEST_F(RlTest, StoppedRunContinuesBitForBit) {
   EXPECT_EQ(weights("whole"), weights("parts"));
 }
 
+/// Numbers of a metric over the steps; -1 where a step has none.
+std::vector<double> column(const Reports& reports, const char* name) {
+  std::vector<double> values;
+  for (const train::StepInfo& step : reports.steps) {
+    const double* value = step.metrics.find(name);
+    values.push_back(value != nullptr ? *value : -1);
+  }
+  return values;
+}
+
+TEST_F(RlTest, ABatchIsTrainedOnBySeveralStepsBeforeItsWeightsArePublished) {
+  const Reports reports =
+      train(run("several", {"rl.sync_every=3", "rl.epochs=2", "optim.lr=1e-2",
+                            "model.dtype=float64", "train.max_steps=12", "rl.groups_every=1"}));
+  ASSERT_EQ(reports.steps.size(), 12u);
+  EXPECT_EQ(column(reports, "version"), (std::vector<double>{0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1}));
+  for (std::size_t i = 0; i < 12; ++i) {
+    // The second pass has the rows of the first.
+    const train::StepInfo &step = reports.steps[i], &first = reports.steps[i - (i % 6) / 3 * 3];
+    EXPECT_EQ(step.metrics.at("reward_mean"), first.metrics.at("reward_mean")) << i;
+    EXPECT_EQ(step.loss_tokens, first.loss_tokens) << i;
+    // Tokens are drawn once, by the weights before the first step.
+    EXPECT_EQ(step.metrics.find("gen_tokens") != nullptr, i % 6 == 0) << i;
+    const double off = step.metrics.at("mismatch_abs_max");
+    if (i % 6 == 0) {
+      EXPECT_LT(off, 1e-6) << i;
+    } else {
+      EXPECT_GT(off, 1e-4) << i;
+    }
+  }
+  std::vector<std::string> prompts;  // of the first group of each step
+  std::ifstream groups(dir_ / "several" / "groups.jsonl");
+  for (std::string line; std::getline(groups, line);)
+    prompts.push_back(nlohmann::json::parse(line).at("prompt").dump());
+  ASSERT_EQ(prompts.size(), 12u);
+  EXPECT_EQ(std::set<std::string>(prompts.begin(), prompts.end()).size(), 6u);
+  for (std::size_t i = 0; i < 12; ++i) EXPECT_EQ(prompts[i], prompts[i - (i % 6) / 3 * 3]) << i;
+  // Each prompt is dispatched and consumed once.
+  const rl::LedgerState state = rl::Ledger(dir_ / "several" / "ledger.log").state();
+  EXPECT_EQ(state.consumed, 24);
+  EXPECT_TRUE(state.pending.empty());
+  EXPECT_EQ(state.version, 2);
+}
+
+TEST_F(RlTest, StepsOfABatchShareItsAdvantages) {
+  // Whitened over the batch, which both runs generate alike: their sums over it are those of one.
+  const auto tokens = [&](const std::string& name, const Words& words) {
+    Words all = {"optim.lr=0", "train.max_steps=2", "model.dtype=float64",
+                 "rl.algorithm.advantage=reinforce++", "rl.algorithm.mean=token_sum"};
+    all.insert(all.end(), words.begin(), words.end());
+    const Reports reports = train(run(name, all));
+    double loss = 0;
+    for (const train::StepInfo& step : reports.steps) loss += step.loss;
+    return loss;
+  };
+  const double parts = tokens("parts", {"rl.sync_every=2"});
+  const double whole = tokens("one", {"rl.groups_per_step=8", "train.max_steps=1"});
+  EXPECT_NEAR(parts, whole, 1e-9);
+}
+
+TEST_F(RlTest, TheAnchorStaysOverTheStepsOfABatch) {
+  for (const char* anchor : {"rollout", "recompute"}) {
+    const Reports reports = train(
+        run(std::string("anchor-") + anchor,
+            {"rl.epochs=3", "optim.lr=1e-2", "model.dtype=float64", "train.max_steps=6",
+             "rl.mode=async", "rl.max_staleness=1", std::string("rl.old_logprobs=") + anchor}));
+    const bool recomputes = std::string(anchor) == "recompute";
+    for (std::size_t i = 0; i < reports.steps.size(); ++i) {
+      const train::StepInfo& step = reports.steps[i];
+      EXPECT_EQ(step.metrics.find("old_logprobs_s") != nullptr, recomputes);
+      const double ratio = std::abs(step.metrics.at("ratio_max") - 1);
+      if (i % 3 > 0) {
+        EXPECT_GT(ratio, 1e-4) << anchor << i;
+      } else if (recomputes) {
+        // The weights before the first step are the anchor, however old the tokens are.
+        EXPECT_LT(ratio, 1e-6) << anchor << i;
+      }
+    }
+  }
+  EXPECT_NE(testing::message_of([&] {
+              run("cuts", {"rl.epochs=2", "rl.old_logprobs=recompute", "rollout.top_k=9"});
+            }).find("rl.old_logprobs"),
+            std::string::npos);
+}
+
+TEST_F(RlTest, ARunStopsAndContinuesBetweenBatches) {
+  const Words settings = {"rl.sync_every=2", "rl.epochs=2", "optim.lr=1e-2", "train.max_steps=12",
+                          "ckpt.every=3"};
+  train(run("whole", settings));
+  // Asked to after its fifth step, it ends the batch.
+  EXPECT_EQ(train(run("parts", settings), 5).steps.size(), 8u);
+  EXPECT_FALSE(fs::exists(dir_ / "parts" / "checkpoints" / "step-3"));
+  EXPECT_EQ(train(run("parts", settings)).steps.size(), 4u);
+  EXPECT_EQ(weights("whole"), weights("parts"));
+}
+
+TEST_F(RlTest, WhatTheLastStepLeavesOfABatchIsGeneratedWhenTheRunGoesOn) {
+  const Words settings = {"rl.sync_every=3"};
+  const auto limited = [&](const char* steps) {
+    Words all = settings;
+    all.push_back(std::string("train.max_steps=") + steps);
+    return run("longer", all);
+  };
+  EXPECT_EQ(train(limited("2")).steps.size(), 2u);
+  rl::LedgerState state = rl::Ledger(dir_ / "longer" / "ledger.log").state();
+  EXPECT_EQ(state.consumed, 8);
+  EXPECT_EQ(state.pending.size(), 4u);
+  EXPECT_EQ(train(limited("5")).steps.size(), 3u);
+  state = rl::Ledger(dir_ / "longer" / "ledger.log").state();
+  EXPECT_EQ(state.consumed, 20);
+  EXPECT_EQ(state.next_cursor, 20);
+  EXPECT_TRUE(state.pending.empty());
+}
+
+TEST_F(RlTest, AnEntropyBonusKeepsThePolicyWide) {
+  const auto entropies = [&](const char* coefficient) {
+    const Reports reports =
+        train(run(std::string("entropy-") + coefficient,
+                  {"train.max_steps=30", "optim.lr=1e-2", "rl.groups_per_step=8",
+                   std::string("rl.algorithm.entropy_coef=") + coefficient}));
+    return std::pair(reports.mean("entropy", 0, 1), reports.mean("entropy", 25, 5));
+  };
+  const auto [first, narrow] = entropies("0");
+  const auto [same, wide] = entropies("0.3");
+  EXPECT_EQ(first, same);
+  EXPECT_LT(narrow, first - 0.1);
+  EXPECT_GT(wide, narrow + 0.1);
+}
+
 TEST_F(RlTest, MicroBatchesChangeNothing) {
   expect_no_change_by_micro_batches({"model.dtype=float64", "train.max_steps=3",
                                      "rl.algorithm.mean=seq_mean_token_mean",

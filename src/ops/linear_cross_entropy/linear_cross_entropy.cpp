@@ -14,6 +14,15 @@ at::TensorOptions LinearCrossEntropy::Inputs::gradient_options() const {
   return weight.options().dtype(is_given ? gradient_dtype : weight.scalar_type());
 }
 
+at::Tensor LinearCrossEntropy::Inputs::entropy_part(std::int64_t first, const at::Tensor& p,
+                                                    const at::Tensor& log_p,
+                                                    const at::Tensor& entropy) const {
+  const at::Tensor factors = -entropy_gradients.narrow(0, first, p.size(0)).to(p.scalar_type());
+  // Where p is 0, log p may be -infinity, and their product is 0.
+  const at::Tensor depth = log_p.clamp_min(-1e4) + entropy.unsqueeze(1);
+  return depth.mul_(p).mul_(factors.unsqueeze(1));
+}
+
 at::Tensor LinearCrossEntropy::Inputs::token_factors(std::int64_t first,
                                                      const at::Tensor& logprobs) const {
   const at::Tensor derivatives = token_loss(first, logprobs);
@@ -49,6 +58,11 @@ LinearCrossEntropy::Result linear_cross_entropy(const KernelTable& kernels,
                    !inputs.support.defined() && (want_grad_hidden || want_grad_weight)),
               "linear_cross_entropy: a token_loss wants rows with labels, gradients, and neither "
               "loss_weights, gradient_scale, kept logits nor a support");
+  TORCH_CHECK(!inputs.entropy_gradients.defined() ||
+                  (inputs.want_entropy && inputs.all_rows_labelled &&
+                   inputs.entropy_gradients.dim() == 1 && inputs.entropy_gradients.size(0) == rows),
+              "linear_cross_entropy: entropy_gradients must be [N] with N = ", rows,
+              ", with want_entropy and a label for every row");
   TORCH_CHECK(!grad_weight_buffer.defined() || grad_weight_buffer.sizes() == inputs.weight.sizes(),
               "linear_cross_entropy: the gradient buffer must have the weight's shape ",
               inputs.weight.sizes());

@@ -25,6 +25,9 @@ struct LinearCrossEntropy {
     /// If set, the gradients are those of its loss; loss_weights and gradient_scale are left out
     /// and all rows have a label.
     TokenLoss token_loss = {};
+    /// [N] fp32 or wider: d loss / d entropy of each row, added to the gradients of the rest of the
+    /// loss; undefined: the loss holds no entropy. Needs want_entropy and all_rows_labelled.
+    at::Tensor entropy_gradients = {};
     /// No label is -100: a device need not be asked, and waited for, which rows to drop.
     bool all_rows_labelled = false;
     bool want_entropy = false;
@@ -41,6 +44,10 @@ struct LinearCrossEntropy {
 
     /// Options of a new grad_weight.
     at::TensorOptions gradient_options() const;
+    /// Part of the gradients by the logits that entropy_gradients make, of the rows from `first`
+    /// on: -entropy_gradient p (log p + entropy), of `p` and `log_p` [n,V] and `entropy` [n].
+    at::Tensor entropy_part(std::int64_t first, const at::Tensor& p, const at::Tensor& log_p,
+                            const at::Tensor& entropy) const;
     /// [n,1] factors of softmax - one_hot(label) in the gradients by the logits of the rows from
     /// `first` on, by token_loss.
     at::Tensor token_factors(std::int64_t first, const at::Tensor& logprobs) const;

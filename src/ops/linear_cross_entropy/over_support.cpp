@@ -74,7 +74,9 @@ LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& in, bool wa
     }
     if (!want_grad_hidden && !want_grad_weight) continue;
     const at::Tensor factor = (weights.narrow(0, begin, count) * in.gradient_scale).unsqueeze(1);
-    const at::Tensor d_logits = (p - is_label.to(type)) * factor;
+    at::Tensor d_logits = (p - is_label.to(type)) * factor;
+    if (in.entropy_gradients.defined())
+      d_logits.add_(in.entropy_part(begin, p, log_p, result.entropy.narrow(0, begin, count)));
     if (want_grad_hidden) {
       result.grad_hidden.narrow(0, begin, count)
           .copy_(at::bmm(d_logits.unsqueeze(1), head).squeeze(1));

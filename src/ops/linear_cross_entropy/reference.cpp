@@ -67,14 +67,21 @@ LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& in, bool wa
     if (keeps) result.logits = logits;
     if (!want_grad_hidden && !want_grad_weight && !in.want_entropy) continue;
     at::Tensor log_p = keeps ? logits - lse : logits.sub_(lse);
-    at::Tensor p = in.want_entropy ? at::exp(log_p) : log_p.exp_();
-    if (in.want_entropy) entropy.narrow(0, begin, count).sub_(at::sum(log_p.mul_(p), {1}));
+    at::Tensor p = in.want_entropy ? at::exp(log_p) : log_p.exp_(), entropy_part;
+    if (in.entropy_gradients.defined()) {
+      at::Tensor chunk_entropy = entropy.narrow(0, begin, count);
+      chunk_entropy.sub_(at::sum(log_p * p, {1}));
+      entropy_part = in.entropy_part(begin, p, log_p, chunk_entropy);
+    } else if (in.want_entropy) {
+      entropy.narrow(0, begin, count).sub_(at::sum(log_p.mul_(p), {1}));
+    }
     if (!want_grad_hidden && !want_grad_weight) continue;
     const at::Tensor factor =
         in.token_loss ? in.token_factors(begin, logprobs.narrow(0, begin, count))
                       : (loss_weights.narrow(0, begin, count) * in.gradient_scale).unsqueeze(1);
     at::Tensor d_logits = p.mul_(factor);
     d_logits.scatter_add_(1, label, -factor);
+    if (entropy_part.defined()) d_logits.add_(entropy_part);
     if (d_logits.is_cuda()) d_logits = d_logits.to(in.hidden.scalar_type());
     if (want_grad_hidden) {
       grad_hidden.narrow(0, begin, count)

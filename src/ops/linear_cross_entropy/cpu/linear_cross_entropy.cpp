@@ -21,24 +21,27 @@ namespace {
 constexpr std::int64_t kLogitBytes = std::int64_t{8} << 20;
 
 void softmax_rows(const SoftmaxRowKernels& kernels, at::Tensor& logits, const std::int64_t* labels,
-                  const at::Tensor& factor, std::int64_t begin, at::Tensor& logprobs,
-                  at::Tensor& entropy, bool want_gradient) {
+                  const at::Tensor& factor, const at::Tensor& by_entropy, std::int64_t begin,
+                  at::Tensor& logprobs, at::Tensor& entropy, bool want_gradient) {
   const std::int64_t vocab = logits.size(1);
-  const auto run = [&](auto kernel, auto* rows, const auto* factors, auto* logprob,
-                       auto* row_entropy) {
+  const auto run = [&](auto kernel, auto* rows, const auto* factors, const auto* bends,
+                       auto* logprob, auto* row_entropy) {
     at::parallel_for(0, logits.size(0), 1, [&](std::int64_t first, std::int64_t last) {
       for (std::int64_t i = first; i < last; ++i) {
         kernel(rows + i * vocab, vocab, labels[begin + i],
-               want_gradient ? factors + begin + i : nullptr, logprob + begin + i,
+               want_gradient ? factors + begin + i : nullptr,
+               want_gradient && bends != nullptr ? bends + begin + i : nullptr, logprob + begin + i,
                row_entropy + begin + i);
       }
     });
   };
   if (logits.scalar_type() == at::kDouble) {
     run(kernels.run_double, logits.mutable_data_ptr<double>(), factor.const_data_ptr<double>(),
+        by_entropy.defined() ? by_entropy.const_data_ptr<double>() : nullptr,
         logprobs.mutable_data_ptr<double>(), entropy.mutable_data_ptr<double>());
   } else {
     run(kernels.run_float, logits.mutable_data_ptr<float>(), factor.const_data_ptr<float>(),
+        by_entropy.defined() ? by_entropy.const_data_ptr<float>() : nullptr,
         logprobs.mutable_data_ptr<float>(), entropy.mutable_data_ptr<float>());
   }
 }
@@ -70,7 +73,10 @@ LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& in, bool wa
   const at::Tensor loss_weights = in.loss_weights.defined()
                                       ? at::index_select(in.loss_weights, 0, kept).to(type)
                                       : at::zeros({count}, options) + 1;
-  const at::Tensor factor = (loss_weights * in.gradient_scale).contiguous();
+  at::Tensor factor = (loss_weights * in.gradient_scale).contiguous(), by_entropy;
+  if (in.entropy_gradients.defined()) by_entropy = in.entropy_gradients.to(type).contiguous();
+  // A row's factor is applied to what is not as wide as the logits, unless an entropy adds to them.
+  const bool scales_later = in.token_loss && !by_entropy.defined();
   at::Tensor logprobs = at::empty({count}, options), entropy = at::empty({count}, options);
   at::Tensor grad_hidden;
   if (want_grad_hidden) grad_hidden = at::empty({count, hidden.size(1)}, options);
@@ -91,14 +97,20 @@ LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& in, bool wa
     at::Tensor h = hidden.narrow(0, begin, n);
     at::Tensor logits = buffer.narrow(0, 0, n);
     if (!in.logits.defined()) at::mm_out(logits, h, weight.t());
-    softmax_rows(kernels, logits, labels.data(), factor, begin, logprobs, entropy, want_gradient);
+    if (in.token_loss && by_entropy.defined()) {
+      softmax_rows(kernels, logits, labels.data(), factor, {}, begin, logprobs, entropy, false);
+      factor.narrow(0, begin, n)
+          .copy_(in.token_factors(begin, logprobs.narrow(0, begin, n)).squeeze(1));
+    }
+    softmax_rows(kernels, logits, labels.data(), factor, by_entropy, begin, logprobs, entropy,
+                 want_gradient);
     at::Tensor d_hidden;
     if (want_grad_hidden) {
       d_hidden = grad_hidden.narrow(0, begin, n);
       at::mm_out(d_hidden, logits, weight);
     }
-    if (in.token_loss) {
-      // The logits hold softmax - one_hot(label): a row's factor is applied to what is not as wide.
+    if (scales_later) {
+      // The logits hold softmax - one_hot(label).
       const at::Tensor factors = in.token_factors(begin, logprobs.narrow(0, begin, n));
       if (want_grad_hidden) d_hidden.mul_(factors);
       if (want_grad_weight) h = h * factors;

@@ -2,6 +2,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/nonzero.h>
@@ -17,6 +18,7 @@
 #include "ops/cuda/tensor.h"
 #include "ops/linear/cuda/few_row_tensors.h"
 #include "ops/linear/cuda/fp8_tensors.h"
+#include "ops/linear_cross_entropy/cuda/entropy_gradient.h"
 #include "ops/linear_cross_entropy/cuda/softmax_gradient.h"
 #include "ops/linear_cross_entropy/kernels.h"
 
@@ -123,6 +125,15 @@ class EightBitLogits {
   cuda::EightBitRows hidden_, weight_;
 };
 
+/// [n] d loss / d -logprob of the rows from `first` on.
+at::Tensor factors_of(const LinearCrossEntropy::Inputs& in, const LabelledRows& rows,
+                      std::int64_t first, const at::Tensor& logprobs) {
+  if (in.token_loss) return in.token_factors(first, logprobs).squeeze(1).contiguous();
+  if (!rows.loss_weights.defined())
+    return at::full(logprobs.sizes(), in.gradient_scale, logprobs.options());
+  return rows.loss_weights.narrow(0, first, logprobs.size(0)) * in.gradient_scale;
+}
+
 template <bool kEight>
 LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& in, bool want_grad_hidden,
                                    bool want_grad_weight, at::Tensor& grad_weight_buffer) {
@@ -160,15 +171,29 @@ LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& in, bool wa
     parameters.gradient_scale = static_cast<float>(in.gradient_scale);
     parameters.logprobs = logprobs.mutable_data_ptr<float>() + begin;
     if (in.want_entropy) parameters.entropies = entropy.mutable_data_ptr<float>() + begin;
-    parameters.want_gradient = want_grad_hidden || want_grad_weight;
-    cuda::softmax_gradient({cuda::element_of(part), length, vocabulary}, part.mutable_data_ptr(),
-                           parameters, on.stream());
+    const bool want_gradient = want_grad_hidden || want_grad_weight;
+    parameters.want_gradient = want_gradient && !in.entropy_gradients.defined();
+    const cuda::SoftmaxGradientShape shape{cuda::element_of(part), length, vocabulary};
+    cuda::softmax_gradient(shape, part.mutable_data_ptr(), parameters, on.stream());
+    if (want_gradient && in.entropy_gradients.defined()) {
+      // The entropy bends what the logits hold, so a factor by token comes before the products.
+      const at::Tensor
+          factors = factors_of(in, rows, begin, logprobs.narrow(0, begin, length)),
+          by_entropy = in.entropy_gradients.narrow(0, begin, length).to(at::kFloat).contiguous();
+      cuda::entropy_gradient(shape, part.mutable_data_ptr(),
+                             {.labels = parameters.labels,
+                              .logprobs = parameters.logprobs,
+                              .entropies = parameters.entropies,
+                              .factors = factors.const_data_ptr<float>(),
+                              .entropy_gradients = by_entropy.const_data_ptr<float>()},
+                             on.stream());
+    }
     at::Tensor d_hidden;
     if (want_grad_hidden) {
       d_hidden = grad_hidden.narrow(0, begin, length);
       at::mm_out(d_hidden, part, in.weight);
     }
-    if (in.token_loss) {
+    if (in.token_loss && !in.entropy_gradients.defined()) {
       // The logits hold softmax - one_hot(label): a row's factor is applied to what is not as wide,
       // and the logits are read and written once.
       const at::Tensor factors = in.token_factors(begin, logprobs.narrow(0, begin, length));

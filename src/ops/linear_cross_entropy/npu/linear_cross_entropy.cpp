@@ -48,21 +48,29 @@ LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& in, bool wa
                                 {{"input", logits}, {"target", label}, {"reduction", reduction}});
     const at::Tensor kept = is_labelled.narrow(0, begin, count);
     result.logprobs.narrow(0, begin, count).copy_(-loss[0] * kept);
+    at::Tensor entropy_part;
     if (in.want_entropy) {
       // In the memory of the logits, if nothing reads them any more.
       at::Tensor p = keeps ? at::exp(loss[1]) : at::exp_out(logits, loss[1]);
-      result.entropy.narrow(0, begin, count).sub_(at::sum(p.mul_(loss[1]), {1}) * kept);
+      at::Tensor entropy = result.entropy.narrow(0, begin, count);
+      if (in.entropy_gradients.defined()) {
+        entropy.sub_(at::sum(p * loss[1], {1}) * kept);
+        entropy_part = in.entropy_part(begin, p, loss[1], entropy);
+      } else {
+        entropy.sub_(at::sum(p.mul_(loss[1]), {1}) * kept);
+      }
     }
     if (!want_grad_hidden && !want_grad_weight) continue;
     const at::Tensor d_loss =
         in.token_loss ? in.token_factors(begin, result.logprobs.narrow(0, begin, count)).squeeze(1)
                       : loss_weights.narrow(0, begin, count) * in.gradient_scale;
-    const at::Tensor d_logits =
+    at::Tensor d_logits =
         npu::call("npu_cross_entropy_loss_backward", {{"grad_loss", d_loss},
                                                       {"log_prob", loss[1]},
                                                       {"target", label},
-                                                      {"reduction", reduction}})[0]
-            .to(in.hidden.scalar_type());
+                                                      {"reduction", reduction}})[0];
+    if (entropy_part.defined()) d_logits = d_logits + entropy_part;
+    d_logits = d_logits.to(in.hidden.scalar_type());
     if (want_grad_hidden)
       result.grad_hidden.narrow(0, begin, count).copy_(at::mm(d_logits, in.weight));
     if (!want_grad_weight) continue;

@@ -1,0 +1,109 @@
+// Recorded steps of a model with routed experts, on a GPU.
+#include <ATen/Context.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ckpt/hf_adapter.h"
+#include "rollout/engine.h"
+#include "testing/model_on_gpu.h"
+
+namespace heddle::rollout {
+namespace {
+
+class GpuExpertsDecoding : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device, or libtorch_cuda is not linked";
+    assembly::NewAdapters adapters;
+    adapters.targets = {"all-linear"};
+    placed_.emplace(testing::model_on_gpu(assembly::Purpose::kGenerate, adapters,
+                                          /*has_experts=*/true));
+  }
+
+  /// `parameters`: stacked matrices of the experts that it changes, too.
+  std::shared_ptr<const Adapter> set(const std::string& name,
+                                     const std::vector<std::string>& parameters) {
+    adapters::LoraOptions options;
+    options.rank = 8;
+    options.alpha = 16;
+    auto own = std::make_shared<adapters::LoraSet>(ckpt::adaptable(*placed_->model),
+                                                   std::vector<std::string>{"q_proj", "out_proj"},
+                                                   parameters, options, placed_->context);
+    own->initialize();
+    own->visit_parameters([&](nn::Parameter& factor) {
+      if (factor.name().find("lora_B") != std::string::npos) factor.data().normal_(0, 0.1);
+    });
+    return std::make_shared<const Adapter>(Adapter{name, 0, own});
+  }
+
+  struct Found {
+    std::map<RequestId, Completion> completions;
+    std::int64_t recorded = 0, launched = 0;  ///< Steps that draw.
+  };
+  /// Answers to `count` requests, request i with adapters[i % size].
+  Found generate(std::int64_t count, const std::vector<std::shared_ptr<const Adapter>>& adapters,
+                 bool records) {
+    Engine engine(*placed_, nullptr,
+                  {.max_sequences = count, .capacity = 64, .record_steps = records});
+    for (std::int64_t i = 0; i < count; ++i) {
+      Request request;
+      for (std::int64_t t = 0; t < 4 + i % 3; ++t)
+        request.prompt.push_back(
+            static_cast<std::int32_t>((31 * i + 7 * t) % testing::kVocabularyOnGpu));
+      request.max_new_tokens = 12;
+      request.sampling.seed = static_cast<std::uint64_t>(i);
+      request.adapter = adapters[static_cast<std::size_t>(i) % adapters.size()];
+      engine.submit(std::move(request));
+    }
+    Found found;
+    while (!engine.is_idle()) {
+      for (Progress& progress : engine.step()) {
+        if (progress.completion) found.completions[progress.id] = std::move(*progress.completion);
+      }
+      if (engine.last_pass().draws)
+        ++(engine.last_pass().recorded ? found.recorded : found.launched);
+    }
+    return found;
+  }
+
+  std::optional<assembly::ModelOnRanks> placed_;
+};
+
+TEST_F(GpuExpertsDecoding, RecordedStepsDrawWhatLaunchedOnesDo) {
+  const std::shared_ptr<const Adapter> base =
+                                           std::make_shared<const Adapter>(Adapter{"base", 0, {}}),
+                                       dense = set("dense", {}),
+                                       experts = set("experts", {"mlp.experts.gate_up_proj",
+                                                                 "mlp.experts.down_proj"});
+  // A bucket that is full, and one with rows that fill it up.
+  for (const std::int64_t count : {8, 5}) {
+    std::vector<std::vector<std::int32_t>> ids;
+    for (const auto& adapter : {base, experts}) {
+      SCOPED_TRACE(adapter->name + " " + std::to_string(count));
+      const Found found = generate(count, {adapter}, true),
+                  launched = generate(count, {adapter}, false);
+      EXPECT_EQ(found.recorded, 11);
+      EXPECT_EQ(launched.recorded, 0);
+      for (const auto& [id, completion] : found.completions) {
+        const Completion& other = launched.completions.at(id);
+        EXPECT_EQ(completion.output_ids, other.output_ids) << id;
+        ASSERT_EQ(completion.logprobs.size(), other.logprobs.size());
+        for (std::size_t t = 0; t < other.logprobs.size(); ++t)
+          EXPECT_NEAR(completion.logprobs[t], other.logprobs[t], 0.05) << id << " " << t;
+      }
+      ids.push_back(found.completions.at(0).output_ids);
+    }
+    EXPECT_NE(ids[0], ids[1]);
+  }
+  // Tables mix sets, with roundings of their own (GpuAdaptersOfRequests), but have no factors of
+  // experts.
+  EXPECT_EQ(generate(6, {base, experts}, true).recorded, 0);
+  EXPECT_EQ(generate(6, {base, dense}, true).recorded, 11);
+}
+
+}  // namespace
+}  // namespace heddle::rollout
