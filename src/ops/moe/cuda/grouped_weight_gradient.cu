@@ -8,12 +8,12 @@
 //
 // Both operands lie in shared memory as they lie in memory, with the depth along the rows of a
 // tile; wgmma takes that order for bf16. The last stage of an expert holds 16 or 32 rows; those
-// beyond the expert's, of the next one or of nobody, are set to zeros there, in both operands: in
-// one alone they would not do, since what the other one holds may be infinite.
+// beyond the expert's, of the next one or of nobody, are set to zeros there. Zeros in one operand
+// alone are not enough: the other one's rows may hold infinities.
 //
 // Shared memory: 8 stages of 32 rows, dy 8 KB + x 16 KB each; two tiles of 64 x 64 a multiplying
-// warpgroup on the way out, 32 KB; barriers; the order of experts, 1 KB. All tiles have the 128-byte
-// swizzle.
+// warpgroup on the way out, 32 KB; barriers; the order of experts, 1 KB. All tiles have the
+// 128-byte swizzle.
 //
 // full[s]: the bytes of a stage have landed here. empty[s]: the 16 multiplying warps of both CTAs
 // are done with it; all loaders wait for it, because those of x write into both CTAs.
@@ -35,7 +35,7 @@ constexpr int kOut = 128, kIn = 256, kDepth = 32, kSteps = kDepth / 16, kStages 
 constexpr int kThreads = 384;
 /// Bytes of 64 columns of a stage.
 constexpr u32 kColumnBytes = kDepth * 128;
-constexpr u32 kBytesDy = kDepth * kOut * 2, kStageBytes = kBytesDy + kDepth * kIn * 2;
+constexpr u32 kBytesDy = kOut / 64 * kColumnBytes, kStageBytes = kBytesDy + kIn / 64 * kColumnBytes;
 constexpr u32 kOutBytes = 64 * 64 * 2;
 constexpr u32 kSharedBytes =
     kStages * kStageBytes + 4 * kOutBytes + 2 * kStages * 8 + kMostExperts * sizeof(uint16_t);
