@@ -19,6 +19,7 @@
 #include "ops/moe/cuda/expert_rows.h"
 #include "ops/moe/cuda/grouped_fp8.h"
 #include "ops/moe/cuda/grouped_product.h"
+#include "ops/moe/cuda/grouped_weight_gradient.h"
 #include "ops/moe/cuda/shared_expert.h"
 #include "ops/moe/frozen_experts.h"
 #include "ops/moe/kernels.h"
@@ -29,7 +30,7 @@ namespace {
 
 using namespace moe_cuda;
 
-/// The two large products, each of all rows with the matrix of their expert; `ends` [E] int32.
+/// The large products, each of all rows by their experts; `ends` [E] int32.
 struct Library {
   static constexpr bool kTakesEightBits = false;
   /// x [N,in] W_e^T, weight [E,out,in].
@@ -41,6 +42,11 @@ struct Library {
                                     const at::Tensor& ends) {
     return at::_grouped_mm(dy, weight, ends);
   }
+  /// [E,out,in]: dy^T x over the rows of each expert.
+  static at::Tensor weight_gradients(const at::Tensor& dy, const at::Tensor& x,
+                                     const at::Tensor& ends) {
+    return at::_grouped_mm(dy.t(), x, ends);
+  }
 };
 
 struct Wgmma {
@@ -51,6 +57,18 @@ struct Wgmma {
   static at::Tensor input_gradients(const at::Tensor& dy, const at::Tensor& weight,
                                     const at::Tensor& ends) {
     return product(dy, weight, ends, weight.size(2), /*depth_first=*/true);
+  }
+  static at::Tensor weight_gradients(const at::Tensor& dy, const at::Tensor& x,
+                                     const at::Tensor& ends) {
+    const cuda::OnDevice on(x);
+    const at::Tensor rows = x.contiguous(), gradients = dy.contiguous();
+    const std::int64_t out = dy.size(1), in = x.size(1), experts = ends.size(0);
+    at::Tensor dw = at::empty({experts, out, in}, x.options());
+    cuda::grouped_weight_gradient(
+        {gradients.const_data_ptr(), rows.const_data_ptr(), dw.mutable_data_ptr(),
+         ends.const_data_ptr<std::int32_t>(), x.size(0), out, in, experts},
+        on.stream());
+    return dw;
   }
 
  private:
@@ -191,7 +209,7 @@ MoeExperts::Gradients backward(const MoeExperts::Inputs& in, const MoeExperts::F
                                  indices(source), d_gate_up.mutable_data_ptr(),
                                  want_hidden ? hidden.mutable_data_ptr() : nullptr,
                                  result.weights.mutable_data_ptr(), on.stream());
-  if (want_weight_gradients) result.down = at::_grouped_mm(dy.t(), hidden, offsets);
+  if (want_weight_gradients) result.down = Products::weight_gradients(dy, hidden, offsets);
   result.down_change = change_gradients(in.down_change, hidden, low_2, dy, d_low_2, offsets);
 
   at::Tensor dx = Products::input_gradients(d_gate_up, in.gate_up, offsets);
@@ -199,7 +217,7 @@ MoeExperts::Gradients backward(const MoeExperts::Inputs& in, const MoeExperts::F
   result.x = sum_onto(grad_branch, dx, place, k);
   if (!want_weight_gradients && !in.gate_up_change.defined()) return result;
   const at::Tensor rows = send(in.x, source, place, k);
-  if (want_weight_gradients) result.gate_up = at::_grouped_mm(d_gate_up.t(), rows, offsets);
+  if (want_weight_gradients) result.gate_up = Products::weight_gradients(d_gate_up, rows, offsets);
   result.gate_up_change =
       change_gradients(in.gate_up_change, rows, low_1, d_gate_up, d_low_1, offsets);
   return result;

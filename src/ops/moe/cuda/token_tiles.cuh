@@ -15,6 +15,19 @@ struct Place {
   int expert, feature, row, rows;
 };
 
+/// Writes the experts in falling order of their sizes, of equal ones the first one first. All
+/// threads of the CTA, which synchronise before and after.
+template <class Index>
+__device__ __forceinline__ void order_by_size(const int* sizes, int experts, Index* order) {
+  for (int e = static_cast<int>(threadIdx.x); e < experts; e += static_cast<int>(blockDim.x)) {
+    const int own = sizes[e];
+    int before = 0;
+#pragma unroll 8
+    for (int i = 0; i < experts; ++i) before += sizes[i] > own || (sizes[i] == own && i < e);
+    order[before] = static_cast<Index>(e);
+  }
+}
+
 /// Tokens in steps of kStep, at most kTokens a tile.
 template <int kStep, int kTokens, bool kLargestFirst>
 struct TokenTiles {
@@ -43,14 +56,11 @@ struct TokenTiles {
       sizes[e] = tiles == 0 ? 0 : (steps_of(rows) + tiles - 1) / tiles;
     }
     __syncthreads();
-    for (int e = static_cast<int>(threadIdx.x); e < experts; e += static_cast<int>(blockDim.x)) {
-      const int own = sizes[e];
-      int before = kLargestFirst ? 0 : e;
-      if constexpr (kLargestFirst) {
-#pragma unroll 8
-        for (int i = 0; i < experts; ++i) before += sizes[i] > own || (sizes[i] == own && i < e);
-      }
-      sorted[before] = e;
+    if constexpr (kLargestFirst) {
+      order_by_size(sizes, experts, sorted);
+    } else {
+      for (int e = static_cast<int>(threadIdx.x); e < experts; e += static_cast<int>(blockDim.x))
+        sorted[e] = e;
     }
     __syncthreads();
     if (threadIdx.x >= 32) return;
