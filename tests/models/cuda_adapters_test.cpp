@@ -4,10 +4,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
 #include <optional>
 
 #include "ckpt/hf_adapter.h"
+#include "models/answers.h"
 #include "rollout/engine.h"
 #include "testing/model_on_gpu.h"
 
@@ -51,10 +51,7 @@ class GpuAdaptersOfRequests : public ::testing::Test {
     return ids;
   }
 
-  struct Found {
-    std::map<RequestId, Completion> completions;
-    std::int64_t recorded = 0, launched = 0;  ///< Steps that draw.
-  };
+  using Found = testing::Answers;
   /// Answers to `count` requests, request i with adapter of_request(i).
   template <class F>
   Found generate(std::int64_t count, const F& of_request, bool records = true) {
@@ -68,15 +65,7 @@ class GpuAdaptersOfRequests : public ::testing::Test {
       request.adapter = adapters_.at(static_cast<std::size_t>(of_request(i)));
       engine.submit(std::move(request));
     }
-    Found found;
-    while (!engine.is_idle()) {
-      for (Progress& progress : engine.step()) {
-        if (progress.completion) found.completions[progress.id] = std::move(*progress.completion);
-      }
-      if (engine.last_pass().draws)
-        ++(engine.last_pass().recorded ? found.recorded : found.launched);
-    }
-    return found;
+    return testing::answers_of(engine);
   }
 
   /// For each adapter, log-probabilities of the answers from launched passes over the whole texts,

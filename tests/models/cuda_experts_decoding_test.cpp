@@ -2,12 +2,13 @@
 #include <ATen/Context.h>
 #include <gtest/gtest.h>
 
-#include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "ckpt/hf_adapter.h"
+#include "models/answers.h"
 #include "rollout/engine.h"
 #include "testing/model_on_gpu.h"
 
@@ -40,10 +41,7 @@ class GpuExpertsDecoding : public ::testing::Test {
     return std::make_shared<const Adapter>(Adapter{name, 0, own});
   }
 
-  struct Found {
-    std::map<RequestId, Completion> completions;
-    std::int64_t recorded = 0, launched = 0;  ///< Steps that draw.
-  };
+  using Found = testing::Answers;
   /// Answers to `count` requests, request i with adapters[i % size].
   Found generate(std::int64_t count, const std::vector<std::shared_ptr<const Adapter>>& adapters,
                  bool records) {
@@ -59,15 +57,7 @@ class GpuExpertsDecoding : public ::testing::Test {
       request.adapter = adapters[static_cast<std::size_t>(i) % adapters.size()];
       engine.submit(std::move(request));
     }
-    Found found;
-    while (!engine.is_idle()) {
-      for (Progress& progress : engine.step()) {
-        if (progress.completion) found.completions[progress.id] = std::move(*progress.completion);
-      }
-      if (engine.last_pass().draws)
-        ++(engine.last_pass().recorded ? found.recorded : found.launched);
-    }
-    return found;
+    return testing::answers_of(engine);
   }
 
   std::optional<assembly::ModelOnRanks> placed_;
