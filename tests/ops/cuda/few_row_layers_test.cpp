@@ -2,6 +2,9 @@
 // on the CPU.
 #include "ops/linear/few_row_layers.h"
 
+#include <ATen/ops/cat.h>
+#include <ATen/ops/zeros_like.h>
+
 #include "ops/builtin.h"
 #include "ops/cuda/fused_support.h"
 #include "ops/grouped_low_rank_support.h"
@@ -216,6 +219,63 @@ TEST_F(GpuFewRowLayers, WithSlotsEqualReference) {
   expect_slot_layers({13, 3584, {1024}, {}, false, false, true}, {26, 16, 128});
   expect_slot_layers({16, 72, {520, 16}, {}, false, false, false},
                      {8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8});
+}
+
+/// Rows of one run equal layers of their own, and have the bits that they have in a longer table,
+/// which another part of the kernel reads.
+void expect_one_run(const LayersCase& c, std::int64_t rank) {
+  SCOPED_TRACE(std::to_string(c.rows) + " rows of " + std::to_string(c.depth) + ", rank " +
+               std::to_string(rank));
+  const KernelTable kernels =
+      KernelTable::choose(builtin_registry(), {Platform::kCuda}, at::kBFloat16,
+                          {any<Linear>(), any<RmsNorm>(), any<Swiglu>(), any<GroupedLowRank>()});
+  constexpr std::int64_t kSlot = 1;
+  const SlotCase all =
+      SlotCase::of(c.depth, c.columns, {3, rank},
+                   std::vector<std::int64_t>(static_cast<std::size_t>(c.rows), kSlot))
+          .with([](const at::Tensor& x) { return x.to(at::kBFloat16).to(gpu()); });
+  std::uint64_t seed = 1700;
+  FewRowLayers call;
+  call.x = all.x;
+  for (const std::int64_t columns : c.columns)
+    call.layers.push_back({matrix(columns, c.depth, ++seed, 16), {}, {}});
+  if (c.has_norm) {
+    call.norm = NormWeight(randn({c.depth}, at::kBFloat16, ++seed).to(gpu()), 1);
+    call.eps = 1e-6;
+  }
+  if (c.has_residual) call.residual = matrix(c.rows, c.columns[0], ++seed, 16);
+  call.slots = all.slots();
+  call.slots->runs = at::cat({call.slots->runs, at::zeros_like(call.slots->runs)});
+  const Tensors in_table = few_row_layers(kernels, call);
+  call.slots->runs = call.slots->runs.narrow(0, 0, 1);
+  const Tensors found = few_row_layers(kernels, call), again = few_row_layers(kernels, call);
+  FewRowLayers own = call;
+  own.slots.reset();
+  for (std::size_t i = 0; i < own.layers.size(); ++i) {
+    const Tensors& pair = all.factors[i][kSlot];
+    if (pair.empty()) continue;
+    own.layers[i].a = pair[0];
+    own.layers[i].b = pair[1];
+    own.layers[i].scaling = all.scales[kSlot];
+  }
+  const Tensors expected = exact_layers(own);
+  ASSERT_EQ(found.size(), expected.size());
+  ASSERT_EQ(in_table.size(), expected.size());
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    EXPECT_LT(error(found[i], expected[i]), 0.01) << "output " << i;
+    EXPECT_TRUE(identical(found[i].cpu(), again[i].cpu())) << "output " << i;
+    EXPECT_TRUE(identical(found[i].cpu(), in_table[i].cpu())) << "output " << i;
+  }
+}
+
+TEST_F(GpuFewRowLayers, OfOneRunEqualReference) {
+  for (const std::int64_t rows : {1, 2, 5, 8}) {
+    for (const std::int64_t rank : {16, 8, 11, 1, 40}) {
+      expect_one_run({rows, 2048, {1024}, {}, false, false, true}, rank);
+      expect_one_run({rows, 3584, {1024}, {}, true, false, false}, rank);
+      expect_one_run({rows, 1000, {520, 24, 16}, {}, true, false, false}, rank);
+    }
+  }
 }
 
 TEST_F(GpuFewRowLayers, OfLargeLaunchesWithSlotsEqualReference) {
