@@ -1,5 +1,6 @@
 // Times the narrow products of several sets' low-rank changes in a pass of training: x a^T, dy b,
-// dy^T low and d_low^T x, each kind one launch for eight sets of ranks 8 to 64. Needs no libtorch:
+// dy^T low and d_low^T x, each kind one launch for eight sets of ranks 8 to 64, and of few rows the
+// two of dy in one launch. Needs no libtorch:
 //   heddle_grouped_bench [ROWS ...]     of each set; 64, 512 and 2048 by default
 // Each figure is a call of a graph whose calls go over four copies of the matrices in turn.
 #include <cuda_bf16.h>
@@ -22,7 +23,8 @@ using heddle::bench_cuda::check;
 using heddle::bench_cuda::fill;
 
 constexpr int kCopies = 4, kCalls = 20, kSets = 8;
-constexpr const char* kKinds[] = {"x a^T", "dy b", "dy^T low", "d_low^T x"};
+constexpr const char* kKinds[] = {"x a^T", "dy b", "dy^T low", "d_low^T x", "dy b and dy^T low"};
+constexpr int kBoth = 4;
 
 /// Layers that share an input.
 struct Layers {
@@ -76,7 +78,7 @@ std::vector<NarrowProduct> products_of(const Layers& layers, int kind, int rows,
     if (!is_of_input) bytes += all_rows * out * 2;
     for (int set = 0; set < kSets; ++set) {
       const int rank = 8 * (set + 1);
-      const bool sums_rows = kind >= 2;
+      const bool sums_rows = kind == 2 || kind == 3;
       NarrowProduct p;
       p.tall = tall + int64_t{set} * rows * width;
       p.tall_stride = width;
@@ -88,6 +90,11 @@ std::vector<NarrowProduct> products_of(const Layers& layers, int kind, int rows,
       p.narrow_stride = kind == 0 ? width : rank;
       p.out = memory.room(int64_t{p.m} * rank * (sums_rows ? 4 : 2));
       p.out_stride = p.turned ? width : rank;
+      if (kind == kBoth) {
+        p.low = memory.random(int64_t{rows} * rank);
+        p.low_stride = rank;
+        p.gradient = static_cast<float*>(memory.room(int64_t{width} * rank * 4));
+      }
       products.push_back(p);
     }
   }
@@ -131,14 +138,15 @@ int main(int argc, char** argv) try {
   for (int i = 1; i < argc; ++i) all_rows.push_back(std::atoi(argv[i]));
   if (all_rows.empty()) all_rows = {64, 512, 2048};
   constexpr NarrowForm kForms[] = {NarrowForm::kRows, NarrowForm::kDeep, NarrowForm::kGradients,
-                                   NarrowForm::kGradients};
+                                   NarrowForm::kGradients, NarrowForm::kDeep};
   std::printf(
       "| layers | rows of a set | product | us | TB/s of the wide matrix "
       "|\n|---|---|---|---|---|\n");
   for (const int rows : all_rows) {
     if (rows <= 0) throw std::invalid_argument("rows of a set: expected a number above 0");
     for (const Layers& layers : kLayers) {
-      for (int kind = 0; kind < 4; ++kind) {
+      for (int kind = 0; kind <= kBoth; ++kind) {
+        if (kind == kBoth && rows > kMostRowsOfBoth) continue;
         Matrices memory;
         std::array<std::vector<NarrowProduct>, kCopies> copies;
         int64_t bytes = 0;

@@ -96,10 +96,11 @@ at::Tensor GroupedChanges::backward(const ops::Tensors& dy) const {
   if (is_empty()) return {};
   std::vector<Parameter*> factors;
   for (LowRank* const change : changes_) factors.push_back(&change->b());
+  at::Tensor d_lows;
   accumulate(factors, [&](const std::vector<ops::FactorSum>& sums) {
-    functions_->gradients_of_b(dy, lows_, groups_, sums);
+    d_lows = functions_->d_lows_and_gradients_of_b(dy, lows_, groups_, sums);
   });
-  return functions_->d_lows(dy, groups_);
+  return d_lows;
 }
 
 at::Tensor GroupedChanges::input_gradient(const ops::Linear::Functions& linear,

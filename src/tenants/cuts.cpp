@@ -104,4 +104,14 @@ CutLosses losses_of(std::span<const Cut> cuts, std::span<const double> logprobs)
   return losses;
 }
 
+std::optional<std::vector<double>> constant_derivatives(std::span<const Cut> cuts) {
+  std::vector<double> all;
+  for (const Cut& cut : cuts) {
+    const auto own = constant_derivatives(*cut.work, cut.data);
+    if (!own) return std::nullopt;
+    all.insert(all.end(), own->begin(), own->end());
+  }
+  return all;
+}
+
 }  // namespace heddle::tenants

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -36,5 +37,9 @@ struct CutLosses {
 
 /// From log-probabilities of all rows of the cuts, in their order. Leaves outputs where they go.
 CutLosses losses_of(std::span<const Cut> cuts, std::span<const double> logprobs);
+
+/// CutLosses::d_logprobs where no log-probability changes them; none if one of the cuts has another
+/// loss.
+std::optional<std::vector<double>> constant_derivatives(std::span<const Cut> cuts);
 
 }  // namespace heddle::tenants

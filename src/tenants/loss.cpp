@@ -31,6 +31,8 @@ struct LossKind {
   std::vector<Input> inputs;    ///< Besides target_tokens.
   std::vector<Number> numbers;  ///< From its configuration.
   LossValues (*values)(const Work&, std::span<const Datum>, std::span<const double>);
+  /// Null where they follow from the log-probabilities.
+  std::vector<double> (*constant_derivatives)(std::span<const Datum>) = nullptr;
 };
 
 /// An input of a datum at all positions; `missing` where the datum has none.
@@ -49,12 +51,17 @@ std::vector<double> input_of(std::span<const Datum> data, const char* name, doub
   return all;
 }
 
+std::vector<double> negative_weights(std::span<const Datum> data) {
+  std::vector<double> weights = input_of(data, "weights", 1);
+  for (double& weight : weights) weight = -weight;
+  return weights;
+}
+
 /// -sum of w l.
 LossValues cross_entropy(const Work&, std::span<const Datum> data,
                          std::span<const double> logprobs) {
   LossValues values;
-  values.d_logprobs = input_of(data, "weights", 1);
-  for (double& weight : values.d_logprobs) weight = -weight;
+  values.d_logprobs = negative_weights(data);
   for (std::size_t t = 0; t < logprobs.size(); ++t) {
     // A weight of 0 leaves the token out, even where it is impossible.
     const double d = values.d_logprobs[t];
@@ -149,7 +156,7 @@ const std::vector<LossKind>& kinds() {
   };
   const std::vector<Number> clips = {{"clip_low_threshold", false}, {"clip_high_threshold", false}};
   static const std::vector<LossKind> all = {
-      {"cross_entropy", {{"weights", false}}, {}, cross_entropy},
+      {"cross_entropy", {{"weights", false}}, {}, cross_entropy, negative_weights},
       {"importance_sampling", sampled, {}, importance_sampling},
       {"ppo", with({{"clip_low_threshold", false}, {"clip_high_threshold", false}}), clips, ppo},
       {"cispo", with({{"clip_low_threshold", false}, {"clip_high_threshold", false}}), clips,
@@ -210,6 +217,13 @@ void check_loss(const Work& work) {
 LossValues loss_of(const Work& work, std::span<const Datum> data,
                    std::span<const double> logprobs) {
   return kind_of(work.loss_fn).values(work, data, logprobs);
+}
+
+std::optional<std::vector<double>> constant_derivatives(const Work& work,
+                                                        std::span<const Datum> data) {
+  const LossKind& kind = kind_of(work.loss_fn);
+  if (kind.constant_derivatives == nullptr) return std::nullopt;
+  return kind.constant_derivatives(data);
 }
 
 }  // namespace heddle::tenants

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -22,5 +23,9 @@ void check_loss(const Work& work);
 
 /// On log-probabilities [T] of the target tokens of `data`, of work that check_loss() takes.
 LossValues loss_of(const Work& work, std::span<const Datum> data, std::span<const double> logprobs);
+
+/// LossValues::d_logprobs where the log-probabilities do not change it; none for other losses.
+std::optional<std::vector<double>> constant_derivatives(const Work& work,
+                                                        std::span<const Datum> data);
 
 }  // namespace heddle::tenants

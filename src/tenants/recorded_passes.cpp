@@ -2,7 +2,9 @@
 
 #include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
@@ -10,6 +12,7 @@
 
 #include "base/log.h"
 #include "device/device.h"
+#include "device/download.h"
 #include "device/upload.h"
 #include "objective/language_model.h"
 #include "ops/autograd.h"
@@ -44,13 +47,21 @@ bool RecordedPasses::run(std::span<const Piece> pieces, const Loss& loss) {
   }
   const std::vector<const adapters::LoraSet*> sets = sets_of(pieces);
   stand_ins_.bring(pass->places, sets);
+  const auto give = [&](const std::vector<double>& derivatives) {
+    const at::Tensor wide = at::tensor(derivatives, at::kDouble).to(pass->d_values.scalar_type());
+    pass->d_values.copy_(device::upload(wide, pass->d_values.device()));
+  };
+  if (loss.constant) give(*loss.constant);
   pass->forward->replay();
-  const at::Tensor values = pass->values.to(at::kCPU, at::kDouble);
-  const std::vector<double> d_values =
-      loss({values.const_data_ptr<double>(), static_cast<std::size_t>(values.numel())});
-  const at::Tensor wide = at::tensor(d_values, at::kDouble).to(pass->d_values.scalar_type());
-  pass->d_values.copy_(device::upload(wide, pass->d_values.device()));
-  pass->backward->replay();
+  device::Download values({pass->values});
+  if (loss.constant) pass->backward->replay();
+  const at::Tensor logprobs = values.wait()[0].to(at::kDouble);
+  const std::vector<double> derivatives = loss.derivatives(
+      {logprobs.const_data_ptr<double>(), static_cast<std::size_t>(logprobs.numel())});
+  if (!loss.constant) {
+    give(derivatives);
+    pass->backward->replay();
+  }
   stand_ins_.lend(pass->places, sets);
   return true;
 }
@@ -80,17 +91,29 @@ RecordedPasses::Recorded* RecordedPasses::recorded_for(std::span<const Piece> pi
   const auto known =
       std::ranges::find_if(recorded_, [&](const Recorded& pass) { return pass.shape == shape; });
   if (known != recorded_.end()) {
-    const objective::LocalBatch batch = joint_batch(*base_.model, pieces);
-    const objective::LossRows rows(*base_.model, batch.host, 1);
-    known->batch.device.tokens.copy_(batch.device.tokens);
-    known->batch.device.position_ids.copy_(batch.device.position_ids);
-    known->rows.labels.copy_(rows.labels);
+    refill(*known, pieces);
     return &*known;
   }
   if (std::ranges::find(met_, shape) != met_.end()) return record(std::move(shape), pieces);
   met_.push_back(std::move(shape));
   if (met_.size() > kMostShapes) met_.pop_front();
   return nullptr;
+}
+
+void RecordedPasses::refill(Recorded& pass, std::span<const Piece> pieces) {
+  const at::Tensor &tokens = pass.batch.device.tokens, &labels = pass.rows.labels;
+  const at::Tensor own_tokens = at::zeros(tokens.sizes(), at::kLong),
+                   own_labels = at::empty(labels.sizes(), at::kLong);
+  std::int64_t first = 0, first_label = 0;
+  for (std::size_t p = 0; p < pieces.size(); ++p) {
+    const data::Batch& batch = pieces[p].batch;
+    own_tokens.narrow(0, first, batch.size()).copy_(batch.tokens);
+    own_labels.narrow(0, first_label, batch.size()).copy_(batch.labels);
+    first += pass.batch.adapters[p].rows;
+    first_label += batch.size();
+  }
+  tokens.copy_(device::upload(own_tokens, tokens.device()));
+  labels.copy_(device::upload(own_labels, labels.device()));
 }
 
 RecordedPasses::Recorded* RecordedPasses::record(Shape shape, std::span<const Piece> pieces) {

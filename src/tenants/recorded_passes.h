@@ -29,8 +29,12 @@ namespace heddle::tenants {
 /// sets of that shape. A shape that comes for the first time is left to launches.
 class RecordedPasses {
  public:
-  /// Derivatives of the loss by the log-probability of each row, from the log-probabilities.
-  using Loss = std::function<std::vector<double>(std::span<const double> logprobs)>;
+  struct Loss {
+    /// Derivatives of the loss by the log-probability of each row, from the log-probabilities.
+    std::function<std::vector<double>(std::span<const double> logprobs)> derivatives;
+    /// The same where they are known before: the device then goes on without the host.
+    std::optional<std::vector<double>> constant = {};
+  };
 
   /// Why passes of the model are queued launch by launch; empty: they can be recorded.
   static std::string why_not(const assembly::ModelOnRanks& base);
@@ -68,6 +72,8 @@ class RecordedPasses {
   Shape shape_of(std::span<const Piece> pieces);
   /// The graphs of the shape; made now if it came before, null if there are none.
   Recorded* recorded_for(std::span<const Piece> pieces);
+  /// The tokens and labels of other pieces of its shape, from which all else of a batch follows.
+  static void refill(Recorded& pass, std::span<const Piece> pieces);
   Recorded* record(Shape shape, std::span<const Piece> pieces);
   void queue(Recorded& pass);
   void drop_graphs();

@@ -171,10 +171,13 @@ void Trainer::State::sort(std::vector<Cut>& pass) {
 
 bool Trainer::State::replay(const std::vector<Cut>& pass, const std::vector<Piece>& pieces) {
   CutLosses losses;
-  const bool done = recorded->run(pieces, [&](std::span<const double> logprobs) {
-    losses = losses_of(pass, logprobs);
-    return losses.d_logprobs;
-  });
+  const RecordedPasses::Loss loss{.derivatives =
+                                      [&](std::span<const double> logprobs) {
+                                        losses = losses_of(pass, logprobs);
+                                        return losses.d_logprobs;
+                                      },
+                                  .constant = constant_derivatives(pass)};
+  const bool done = recorded->run(pieces, loss);
   // Rounded as where they go through the device.
   for (std::size_t i = 0; done && i < pass.size(); ++i)
     pass[i].result->metrics["loss:sum"] += static_cast<float>(losses.sums[i]);
@@ -267,9 +270,8 @@ std::vector<StepResult> Trainer::optim_steps(std::span<const SetUpdate> updates)
     optimizer.set_adamw(params.beta1, params.beta2, params.eps, params.weight_decay);
     steps.push_back({.optimizer = &optimizer, .lr = params.lr, .clip_norm = params.grad_clip_norm});
   }
-  std::vector<StepResult> results = step(state_->base, steps);
-  device::synchronize(state_->base.context.device);
-  return results;
+  // The host knows the norms; the device has yet to update. What comes next is queued behind it.
+  return step(state_->base, steps);
 }
 
 void Trainer::save(SetId set, const std::filesystem::path& directory, bool with_optimizer,

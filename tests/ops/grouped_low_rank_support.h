@@ -77,15 +77,21 @@ struct GroupedResult {
   }
 };
 
+/// Places for the gradients of all B that nobody asks for.
+inline std::vector<FactorSum> no_sums(const GroupedCase& c) {
+  std::size_t changes = 0;
+  for (const LowRankRows& group : c.groups) changes += group.changes.size();
+  return std::vector<FactorSum>(changes);
+}
+
 /// `first`: every gradient is added to sums that hold this number; none: written over NaN.
 inline GroupedResult run(const GroupedLowRank::Functions& f, const GroupedCase& c,
                          std::optional<double> first = {}) {
   GroupedResult result;
   for (const at::Tensor& dy : c.dy) result.outputs.push_back(dy.clone());
   result.dx = c.x.clone();
-  const at::Tensor lows = f.lows(c.x, c.groups), d_lows = f.d_lows(c.dy, c.groups);
+  const at::Tensor lows = f.lows(c.x, c.groups);
   f.add_outputs(result.outputs, lows, c.groups);
-  f.add_input_gradient(result.dx, d_lows, c.groups);
   std::vector<FactorSum> b, a;
   const auto wide = c.x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   for (const LowRankRows& group : c.groups) {
@@ -98,7 +104,8 @@ inline GroupedResult run(const GroupedLowRank::Functions& f, const GroupedCase& 
       a.push_back(place(change.a));
     }
   }
-  f.gradients_of_b(c.dy, lows, c.groups, b);
+  const at::Tensor d_lows = f.d_lows_and_gradients_of_b(c.dy, lows, c.groups, b);
+  f.add_input_gradient(result.dx, d_lows, c.groups);
   f.gradients_of_a(c.x, d_lows, c.groups, a);
   for (const FactorSum& into : b) result.d_b.push_back(into.sum);
   for (const FactorSum& into : a) result.d_a.push_back(into.sum);

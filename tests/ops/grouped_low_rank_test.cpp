@@ -85,7 +85,7 @@ TEST(GroupedLowRank, LeavesOutFactorsThatNobodyAsksFor) {
   const GroupedLowRank::Functions f = table("reference", at::kDouble).get<GroupedLowRank>();
   const at::Tensor lows = f.lows(c.x, c.groups);
   const at::Tensor asked = at::full({8, 4}, NAN, c.x.options());
-  f.gradients_of_b(c.dy, lows, c.groups, {{{}, false}, {asked, false}});
+  f.d_lows_and_gradients_of_b(c.dy, lows, c.groups, {{{}, false}, {asked, false}});
   EXPECT_TRUE(close(asked, defined(c, 0).d_b[1], 1e-12));
 }
 

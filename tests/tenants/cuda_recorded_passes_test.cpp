@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <optional>
+#include <string>
 
 #include "adapters/lora.h"
 #include "assembly/model_on_ranks.h"
@@ -18,16 +19,21 @@ namespace {
 using testing::kVocabularyOnGpu;
 
 /// Several sequences of one set, others for every seed.
-Work work_of(SetId set, int seed, const std::vector<int>& lengths) {
+Work work_of(SetId set, int seed, const std::vector<int>& lengths, const std::string& loss_fn) {
   Work work;
   work.set = set;
-  work.loss_fn = "cross_entropy";
+  work.loss_fn = loss_fn;
   for (const int length : lengths) {
     Datum datum;
     for (int t = 0; t < length; ++t) {
       datum.tokens.push_back((seed * 31 + t * t * 7 + t * 3) % kVocabularyOnGpu);
       datum.target_tokens.push_back((seed * 17 + t * 5) % kVocabularyOnGpu);
-      datum.inputs["weights"].push_back(t % 3 == 0 ? 0.0F : 0.01F * static_cast<float>(t % 7));
+      if (loss_fn == "cross_entropy") {
+        datum.inputs["weights"].push_back(t % 3 == 0 ? 0.0F : 0.01F * static_cast<float>(t % 7));
+      } else {
+        datum.inputs["logprobs"].push_back(-5.5F - 0.1F * static_cast<float>(t % 5));
+        datum.inputs["advantages"].push_back(0.01F * static_cast<float>(t % 7 - 3));
+      }
     }
     work.data.push_back(std::move(datum));
   }
@@ -57,8 +63,10 @@ class Tenants {
   void forward_backward(const std::vector<std::size_t>& which,
                         const std::vector<int>& lengths = kLengths) {
     std::vector<Work> works;
-    for (const std::size_t i : which)
-      works.push_back(work_of(sets_[i], static_cast<int>(i) + 10 * ++calls_, lengths));
+    for (const std::size_t i : which) {
+      works.push_back(
+          work_of(sets_[i], static_cast<int>(i) + 10 * ++calls_, lengths, loss_fns_.at(i)));
+    }
     for (const WorkResult& result : trainer_.forward_backward(works)) {
       EXPECT_EQ(result.error, "");
       trained_.losses.push_back(result.metrics.at("loss:sum"));
@@ -76,6 +84,7 @@ class Tenants {
     for (const StepResult& result : trainer_.optim_steps(updates))
       trained_.norms.push_back(result.grad_norm);
   }
+  void use_loss(std::size_t which, const std::string& loss_fn) { loss_fns_.at(which) = loss_fn; }
   void replace(std::size_t which) {
     trainer_.remove(sets_[which]);
     sets_[which] = trainer_.create({.rank = 8, .alpha = 32, .seed = 77});
@@ -91,6 +100,7 @@ class Tenants {
  private:
   Trainer trainer_;
   std::vector<SetId> sets_;
+  std::vector<std::string> loss_fns_ = std::vector<std::string>(5, "cross_entropy");
   int calls_ = 0;
   Trained trained_;
 };
@@ -175,6 +185,19 @@ TEST_P(RecordedTenantPasses, KeepGradientsThatWaitForAStep) {
     tenants.step({0, 1, 2, 4});
   });
   EXPECT_EQ(found, (std::vector<bool>{false, true, true, true, false, true, true}));
+}
+
+TEST_P(RecordedTenantPasses, MixLossesThatNeedTheLogprobsWithOnesThatDoNot) {
+  const std::vector<bool> found = replayed([](Tenants& tenants) {
+    for (const char* loss_fn : {"cross_entropy", "ppo", "cross_entropy"}) {
+      tenants.use_loss(1, loss_fn);
+      for (int i = 0; i < 2; ++i) {
+        tenants.forward_backward({0, 1, 2});
+        tenants.step({0, 1, 2});
+      }
+    }
+  });
+  EXPECT_EQ(found, (std::vector<bool>{false, true, true, true, true, true}));
 }
 
 INSTANTIATE_TEST_SUITE_P(Gpu, RecordedTenantPasses, ::testing::Bool(),

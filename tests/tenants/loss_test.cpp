@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
+#include <span>
 
 #include "testing/message_of.h"
 
@@ -120,6 +122,23 @@ TEST(Loss, GspoTakesTheRatioOfTheMaskedSequence) {
     first += datum.tokens.size();
   }
   EXPECT_NEAR(loss_of(work, work.data, l).sum, expected, 1e-9);
+}
+
+TEST(Loss, DerivativesOfCrossEntropyAreThereBeforeLogprobs) {
+  Work work = work_of("cross_entropy");
+  for (Datum& datum : work.data) datum.inputs.clear();
+  work.data[2].inputs["weights"] = {0, 0.5F, 1, 2, 0, 0.25F, 1, 1};
+  check_loss(work);
+  for (const bool begins_later : {false, true}) {
+    const auto data = std::span<const Datum>(work.data).subspan(begins_later ? 1 : 0);
+    const std::vector<double> l = logprobs();
+    const auto own = std::span(l).subspan(begins_later ? 3 : 0);
+    EXPECT_EQ(constant_derivatives(work, data), loss_of(work, data, own).d_logprobs);
+  }
+  for (const char* other : {"importance_sampling", "ppo", "cispo", "gspo", "dro"}) {
+    work.loss_fn = other;
+    EXPECT_EQ(constant_derivatives(work, work.data), std::nullopt) << other;
+  }
 }
 
 TEST(Loss, StableReinforceSaysWhatToUse) {

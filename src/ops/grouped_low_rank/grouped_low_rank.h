@@ -73,14 +73,14 @@ struct GroupedLowRank {
     /// silu(gate + low b^T) * (up + low b^T) [T,n] of two layers, whose sums are rounded first.
     at::Tensor (*gated_slot_outputs)(const at::Tensor& gate, const at::Tensor& up,
                                      const at::Tensor& lows, const LowRankSlots& slots);
-    /// scaling dy b, dy[layer] [T,n].
-    at::Tensor (*d_lows)(const Tensors& dy, const LowRankGroups& groups);
+    /// scaling dy b, dy[layer] [T,n], is returned; `sums` get dy^T low of each change in their
+    /// order, [n,r].
+    at::Tensor (*d_lows_and_gradients_of_b)(const Tensors& dy, const at::Tensor& lows,
+                                            const LowRankGroups& groups,
+                                            const std::vector<FactorSum>& sums);
     /// dx [T,k] += d_low a.
     void (*add_input_gradient)(const at::Tensor& dx, const at::Tensor& d_lows,
                                const LowRankGroups& groups);
-    /// dy^T low of each change in their order, [n,r].
-    void (*gradients_of_b)(const Tensors& dy, const at::Tensor& lows, const LowRankGroups& groups,
-                           const std::vector<FactorSum>& sums);
     /// d_low^T x of each change in their order, [r,k].
     void (*gradients_of_a)(const at::Tensor& x, const at::Tensor& d_lows,
                            const LowRankGroups& groups, const std::vector<FactorSum>& sums);

@@ -103,14 +103,6 @@ at::Tensor gated_slot_outputs(const at::Tensor& gate, const at::Tensor& up, cons
   return swiglu_reference::forward(sums[0], sums[1]);
 }
 
-at::Tensor d_lows(const Tensors& dy, const LowRankGroups& groups) {
-  const at::Tensor all = empty_lows(dy.at(0), groups).zero_();
-  each(all, groups, [&](const LowRankRows& rows, const Change& change, const at::Tensor& d_low) {
-    at::Tensor(d_low).copy_(at::mm(own(rows, dy.at(change.layer)), change.b).mul_(change.scaling));
-  });
-  return all;
-}
-
 void add_input_gradient(const at::Tensor& dx, const at::Tensor& d_lows,
                         const LowRankGroups& groups) {
   each(d_lows, groups, [&](const LowRankRows& rows, const Change& change, const at::Tensor& d_low) {
@@ -125,12 +117,18 @@ void put(const FactorSum& into, const at::Tensor& left, const at::Tensor& right)
   into.adds ? sum.add_(gradient) : sum.copy_(gradient);
 }
 
-void gradients_of_b(const Tensors& dy, const at::Tensor& lows, const LowRankGroups& groups,
-                    const std::vector<FactorSum>& sums) {
+at::Tensor d_lows_and_gradients_of_b(const Tensors& dy, const at::Tensor& lows,
+                                     const LowRankGroups& groups,
+                                     const std::vector<FactorSum>& sums) {
   auto next = sums.begin();
   each(lows, groups, [&](const LowRankRows& rows, const Change& change, const at::Tensor& low) {
     put(*next++, own(rows, dy.at(change.layer)), low);
   });
+  const at::Tensor all = empty_lows(dy.at(0), groups).zero_();
+  each(all, groups, [&](const LowRankRows& rows, const Change& change, const at::Tensor& d_low) {
+    at::Tensor(d_low).copy_(at::mm(own(rows, dy.at(change.layer)), change.b).mul_(change.scaling));
+  });
+  return all;
 }
 
 void gradients_of_a(const at::Tensor& x, const at::Tensor& d_lows, const LowRankGroups& groups,
@@ -144,8 +142,14 @@ void gradients_of_a(const at::Tensor& x, const at::Tensor& d_lows, const LowRank
 }  // namespace
 
 GroupedLowRank::Functions functions() {
-  return {lows,   add_outputs,        slot_lows,      add_slot_outputs, gated_slot_outputs,
-          d_lows, add_input_gradient, gradients_of_b, gradients_of_a};
+  return {lows,
+          add_outputs,
+          slot_lows,
+          add_slot_outputs,
+          gated_slot_outputs,
+          d_lows_and_gradients_of_b,
+          add_input_gradient,
+          gradients_of_a};
 }
 
 }  // namespace heddle::ops::grouped_low_rank_reference

@@ -12,7 +12,11 @@ namespace heddle::serve {
 
 EventLoop::EventLoop() {
   evthread_use_pthreads();
-  base_ = event_base_new();
+  event_config* const config = event_config_new();
+  // Without it timers are rounded up to whole milliseconds, and more than once.
+  if (config != nullptr) event_config_set_flag(config, EVENT_BASE_FLAG_PRECISE_TIMER);
+  base_ = config == nullptr ? nullptr : event_base_new_with_config(config);
+  if (config != nullptr) event_config_free(config);
   if (base_ == nullptr) throw FileError("libevent cannot make an event loop: no epoll or poll");
   wake_ = event_new(
       base_, -1, EV_PERSIST,

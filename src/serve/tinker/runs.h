@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "serve/http/server.h"
@@ -76,6 +77,9 @@ class Runs {
   /// Throws HttpError 404 for a run that is not open, 429 where too much waits, 409 for a seq_id
   /// that has had its turn.
   void check(const std::string& run, std::int64_t seq, std::size_t bytes) const;
+  /// Whether new requests of these runs may be added a moment later: others are expected that would
+  /// share their turn, or none of them could begin now.
+  bool may_take_later(const std::unordered_set<std::string>& runs) const;
   void add(const std::string& run, Operation operation);
   /// Fails what waits, and gives the run's memory back.
   void close(const std::string& run, const std::string& reason);

@@ -72,6 +72,17 @@ bool Runs::is_expected(const Run& run, double waited_s) const {
          idle_s <= 1.5 * run.pause_s + options_.join_s / 4;
 }
 
+bool Runs::may_take_later(const std::unordered_set<std::string>& runs) const {
+  const auto cannot_begin = [&](const std::string& id) {
+    const auto found = runs_.find(id);
+    return found != runs_.end() && !found->second.waiting.empty();
+  };
+  if (is_busy() || std::ranges::all_of(runs, cannot_begin)) return true;
+  return std::ranges::any_of(runs_, [&](const auto& each) {
+    return is_expected(each.second, 0) && !runs.contains(each.first);
+  });
+}
+
 bool Runs::awaits_others() {
   std::int64_t tokens = 0;
   bool is_any_ready = false, is_step_ready = false, may_others_come = false;
@@ -105,10 +116,11 @@ void Runs::join_after(double seconds) {
   bool& is_due = seconds > 0 ? is_look_due_ : is_join_due_;
   if (is_due) return;
   is_due = true;
-  server_.post_after(seconds, [this, &is_due] {
+  const auto look = [this, &is_due] {
     is_due = false;
     join();
-  });
+  };
+  seconds > 0 ? server_.post_after(seconds, look) : server_.post(look);
 }
 
 Runs::Running Runs::take(const std::string& id) {

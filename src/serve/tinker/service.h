@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -172,7 +173,8 @@ class Service {
   Promises promises_;
   Runs runs_;
   Checkpoints checkpoints_;
-  std::vector<Submitted> submitted_;     ///< In this turn of the loop.
+  std::vector<Submitted> submitted_;  ///< That are promised together.
+  std::unordered_set<std::string> submitted_runs_;
   std::map<std::string, double> beats_;  ///< For living sessions.
   std::map<std::string, std::int64_t> samples_in_flight_;
   /// Weights that samplers use, by folder; the ones used last are in front.

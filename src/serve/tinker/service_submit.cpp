@@ -4,6 +4,13 @@
 
 // Operations of runs, from their requests to their promises.
 namespace heddle::serve::tinker {
+namespace {
+
+/// Requests that nothing waits for are written together with those that come within it: each wait
+/// for the disk keeps the loop from others.
+constexpr double kGather_s = 0.0005;
+
+}  // namespace
 
 void Service::submit(const Request& request, const Responder& responder, const std::string& run,
                      Operation operation) {
@@ -13,11 +20,18 @@ void Service::submit(const Request& request, const Responder& responder, const s
   if (operation.seq >= 0) submission.body = kept_body(request);
   submitted_.push_back(
       {std::move(submission), std::move(operation), responder, request.meter, request.is_replay});
-  if (submitted_.size() == 1) server_.post([this] { promise_submitted(); });
+  submitted_runs_.insert(run);
+  if (!runs_.may_take_later(submitted_runs_)) {
+    server_.post([this] { promise_submitted(); });
+  } else if (submitted_.size() == 1) {
+    server_.post_after(kGather_s, [this] { promise_submitted(); });
+  }
 }
 
 void Service::promise_submitted() {
   std::vector<Submitted> all = std::exchange(submitted_, {});
+  submitted_runs_.clear();
+  if (all.empty()) return;  // those for which a moment was waited did not need it
   std::vector<std::optional<Promises::Promise>> promises(all.size());
   try {
     Transaction entered(data_.database());

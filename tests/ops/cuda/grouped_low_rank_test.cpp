@@ -53,6 +53,13 @@ TEST_F(GpuGroupedLowRank, LongSumsEqualReference) {
   expect_results(GroupedCase::of(64, {72}, {3000}, {{12}}));
 }
 
+TEST_F(GpuGroupedLowRank, RowsUpToATileEqualReference) {
+  // The gradients of B are made beside the lows', of ranks in one and two tiles of columns.
+  expect_results(
+      GroupedCase::of(264, {1032, 64, 8}, {64, 128, 0, 17, 1},
+                      {{8, 16, 32}, {64, 24, 1}, {8, 8, 8}, {100, 0, 31}, {33, 65, 128}}));
+}
+
 TEST_F(GpuGroupedLowRank, MoreSetsThanALaunchTakes) {
   std::vector<std::int64_t> rows;
   std::vector<std::vector<std::int64_t>> ranks;
@@ -127,11 +134,11 @@ class GpuGroupedTerms : public GpuFused {
       expected.push_back(at::mm(in_double.x, rounded(weight).t()));
       if (has_residual) expected[i].add_(rounded(residual));
     }
-    reference.add_outputs(expected, reference.lows(in_double.x, in_double.groups),
-                          in_double.groups);
+    const at::Tensor lows_in_double = reference.lows(in_double.x, in_double.groups);
+    reference.add_outputs(expected, lows_in_double, in_double.groups);
     const auto& functions = grouped.get<GroupedLowRank>();
     const at::Tensor lows = functions.lows(c.x, c.groups),
-                     d_lows = functions.d_lows(c.dy, c.groups);
+                     d_lows = functions.d_lows_and_gradients_of_b(c.dy, lows, c.groups, no_sums(c));
     const auto outputs = [&] {
       return outputs_with_lows(linear.get<Linear>(), sums,
                                has_residual ? moved(residual) : at::Tensor(), lows, c.groups);
@@ -144,8 +151,11 @@ class GpuGroupedTerms : public GpuFused {
     }
     at::Tensor dx = at::zeros({c.rows, c.width}, at::kDouble);
     for (const auto& [dy, weight, place] : terms_in_double) dx.add_(at::mm(dy, weight));
-    reference.add_input_gradient(dx, reference.d_lows(in_double.dy, in_double.groups),
-                                 in_double.groups);
+    reference.add_input_gradient(
+        dx,
+        reference.d_lows_and_gradients_of_b(in_double.dy, lows_in_double, in_double.groups,
+                                            no_sums(in_double)),
+        in_double.groups);
     const at::Tensor found_dx =
         input_gradient_with_lows(linear.get<Linear>(), terms, d_lows, c.groups);
     ASSERT_TRUE(found_dx.defined());

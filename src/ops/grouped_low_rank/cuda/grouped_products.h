@@ -28,8 +28,14 @@ struct NarrowProduct {
   int32_t m = 0, k = 0, n = 0;
   float scale = 1;
   bool turned = false;       ///< kGradients alone.
-  bool accumulates = false;  ///< kGradients alone: adds to `out`.
+  bool accumulates = false;  ///< Of the gradient: adds to what is there.
+  /// kDeep alone, up to kMostRowsOfBoth rows: tall^T low, contiguous fp32 [k,n], from the same
+  /// reading of `tall`. Null: not asked for. `low` is [m,n], as `out` is.
+  float* gradient = nullptr;
+  const void* low = nullptr;
+  int64_t low_stride = 0;
 };
+constexpr int64_t kMostRowsOfBoth = 128;
 
 /// All products, each summed in an order that its own sizes and the number of parts decide. Throws
 /// std::runtime_error where a launch fails. Needs a device of compute capability 9.0 or later.

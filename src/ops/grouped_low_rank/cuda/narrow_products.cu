@@ -1,10 +1,12 @@
 // A tile: 128 x 64 of one product, 64 in depth a step, by mma.sync; warp w has rows 16 w... The
 // CTAs that the device holds at once go over the tiles, the deepest first. Where these are few, a
 // tile is cut along its depth over the CTAs of a cluster, which add their sums up in order through
-// each other's shared memory.
+// each other's shared memory. A tile of dy b that has all rows of its set also makes dy^T low,
+// whose sums each step of depth completes.
 //
 // Shared memory: 4 stages of both tiles, rows 16 bytes longer than they are, which ldmatrix reads
-// without conflicts; then the sums in fp32 in the same place, in lines that lie as in the result.
+// without conflicts, or 3 and low; then the sums in fp32 in the same place, in lines that lie as in
+// the result.
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -25,6 +27,10 @@ constexpr int kStageBytes = kTallBytes + kNarrowBytes;
 constexpr int kLinePitch = kTileN + 4, kTurnedPitch = kTileM + 4;  // of sums
 static_assert(kTileM * kLinePitch * 4 <= kStages * kStageBytes);
 static_assert(kTileN * kTurnedPitch * 4 <= kStages * kStageBytes);
+constexpr int kStagesBesideLow = 3;
+constexpr u32 kLow = kStagesBesideLow * kStageBytes;  // where low begins, in rows as of a stage
+static_assert(kLow + kTileM * (kDepth + 8) * 2 <= kStages * kStageBytes);
+static_assert(kMostRowsOfBoth == kTileM && kTileN == kDepth);
 constexpr u32 kSharedBytes = kStages * kStageBytes;
 constexpr int kMostParts = 8;
 
@@ -35,6 +41,9 @@ struct Entry {
   int32_t narrow_stride, out_stride, m, k, n, first_tile;
   float scale;
   bool turned, accumulates, is_aligned;
+  const bf16* low;
+  float* gradient;
+  int32_t low_stride;
 };
 
 constexpr int kEntries = 60;
@@ -42,7 +51,7 @@ struct Table {
   Entry entries[kEntries];
   int count, parts, tiles;
 };
-static_assert(sizeof(Table) <= 4096);
+static_assert(sizeof(Table) <= 32764);  // as many bytes of arguments as a launch takes
 
 __host__ __device__ inline int tiles_along(int size, int tile) { return (size + tile - 1) / tile; }
 
@@ -127,23 +136,87 @@ struct Tile {
     }
   }
 
-  /// The sums of steps [first, last) to shared memory.
+  __device__ __forceinline__ void load_low(u32 to) const {
+    const int columns = min(e.n - n0, kTileN);
+    constexpr int kRuns = kTileN / 8;
+    for (int i = threadIdx.x; i < kTileM * kRuns; i += kThreads) {
+      const int row = i / kRuns, column = i % kRuns * 8;
+      const bool is_in = row < e.m && column < columns;
+      cp_async16(to + (row * (kTileN + 8) + column) * 2,
+                 is_in ? e.low + static_cast<int64_t>(row) * e.low_stride + n0 + column : e.low,
+                 is_in);
+    }
+  }
+
+  /// tall^T low of the columns of tall in `stage`, which are `step`'s. Warp w has 16 (w % 4)...,
+  /// and half of the columns of low.
   template <int NB>
+  __device__ __forceinline__ void put_gradient(u32 stage, u32 low, int step) const {
+    constexpr int kPairs = NB >= 4 ? NB / 4 : 1;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, m = lane >> 3, r = lane & 7;
+    const int first_pair = warp / 4 * kPairs;
+    if (first_pair * 2 >= NB) return;
+    float sums[2 * kPairs][4];
+    zero(sums);
+    const int rows = tiles_along(e.m, 16) * 16;
+    for (int k = 0; k < rows; k += 16) {
+      u32 left[4];
+      ldmatrix4_trans(
+          left, stage + ((k + (m >> 1) * 8 + r) * (kDepth + 8) + warp % 4 * 16 + (m & 1) * 8) * 2);
+#pragma unroll
+      for (int pair = 0; pair < kPairs; ++pair) {
+        u32 right[4];
+        ldmatrix4_trans(right, low + ((k + (m & 1) * 8 + r) * (kTileN + 8) +
+                                      (first_pair + pair) * 16 + (m >> 1) * 8) *
+                                         2);
+        mma_bf16(sums[2 * pair], left, right[0], right[1]);
+        mma_bf16(sums[2 * pair + 1], left, right[2], right[3]);
+      }
+    }
+    const int row = step * kDepth + warp % 4 * 16 + (lane >> 2),
+              column = n0 + first_pair * 16 + (lane & 3) * 2;
+#pragma unroll
+    for (int n = 0; n < 2 * kPairs; ++n) {
+      put_two(row, column + n * 8, sums[n][0], sums[n][1]);
+      put_two(row + 8, column + n * 8, sums[n][2], sums[n][3]);
+    }
+  }
+  __device__ __forceinline__ void put_two(int row, int column, float left, float right) const {
+    if (row >= e.k || column >= e.n) return;
+    float* const out = e.gradient + static_cast<int64_t>(row) * e.n + column;
+    if (e.n % 2 == 0) {
+      auto* const both = reinterpret_cast<float2*>(out);
+      if (e.accumulates) {
+        left += both->x;
+        right += both->y;
+      }
+      *both = make_float2(left, right);
+      return;
+    }
+    out[0] = e.accumulates ? out[0] + left : left;
+    if (column + 1 < e.n) out[1] = e.accumulates ? out[1] + right : right;
+  }
+
+  /// The sums of steps [first, last) to shared memory, and gradients if they are asked for.
+  template <int NB, int Stages, bool has_gradient>
   __device__ __forceinline__ void sum(u32 memory, float* to, int first, int last) const {
     float sums[NB][4];
     zero(sums);
+    if constexpr (has_gradient) load_low(memory + kLow);
 #pragma unroll
-    for (int s = 0; s < kStages - 1; ++s) {
+    for (int s = 0; s < Stages - 1; ++s) {
       if (first + s < last) load(memory + s * kStageBytes, first + s);
       cp_async_commit();
     }
     for (int step = first; step < last; ++step) {
-      cp_async_wait<kStages - 2>();
+      cp_async_wait<Stages - 2>();
       __syncthreads();
-      const int next = step + kStages - 1;
-      if (next < last) load(memory + (next - first) % kStages * kStageBytes, next);
+      const int next = step + Stages - 1;
+      if (next < last) load(memory + (next - first) % Stages * kStageBytes, next);
       cp_async_commit();
-      multiply(sums, memory + (step - first) % kStages * kStageBytes);
+      const u32 stage = memory + (step - first) % Stages * kStageBytes;
+      multiply(sums, stage);
+      if constexpr (has_gradient) put_gradient<NB>(stage, memory + kLow, step);
     }
     cp_async_wait<0>();
     __syncthreads();
@@ -216,6 +289,17 @@ __device__ __forceinline__ void meet(int parts) {
   }
 }
 
+template <NarrowForm form, int NB>
+__device__ __forceinline__ void sum(const Tile<form>& work, unsigned char* memory, int first,
+                                    int last) {
+  auto* const sums = reinterpret_cast<float*>(memory);
+  if constexpr (form == NarrowForm::kDeep) {
+    if (work.e.gradient != nullptr)
+      return work.template sum<NB, kStagesBesideLow, true>(smem_u32(memory), sums, first, last);
+  }
+  work.template sum<NB, kStages, false>(smem_u32(memory), sums, first, last);
+}
+
 template <NarrowForm form>
 __device__ void compute(const Entry& e, int place, unsigned char* memory, int part, int parts) {
   const int rows = tiles_along(e.m, kTileM);
@@ -223,13 +307,12 @@ __device__ void compute(const Entry& e, int place, unsigned char* memory, int pa
   const int steps = tiles_along(e.k, kDepth), each = tiles_along(steps, parts),
             first = min(part * each, steps), last = min(first + each, steps);
   const int columns = min(e.n - work.n0, kTileN);
-  auto* const sums = reinterpret_cast<float*>(memory);
   if (columns <= 16) {
-    work.template sum<2>(smem_u32(memory), sums, first, last);
+    sum<form, 2>(work, memory, first, last);
   } else if (columns <= 32) {
-    work.template sum<4>(smem_u32(memory), sums, first, last);
+    sum<form, 4>(work, memory, first, last);
   } else {
-    work.template sum<8>(smem_u32(memory), sums, first, last);
+    sum<form, 8>(work, memory, first, last);
   }
   meet(parts);
   // Each part writes its share.
@@ -389,7 +472,10 @@ void narrow_products(NarrowForm form, const std::vector<NarrowProduct>& products
                                     p.scale,
                                     p.turned,
                                     p.accumulates,
-                                    begins_on_16_bytes(p.narrow, p.narrow_stride)};
+                                    begins_on_16_bytes(p.narrow, p.narrow_stride),
+                                    static_cast<const bf16*>(p.low),
+                                    p.gradient,
+                                    static_cast<int32_t>(p.low_stride)};
     table.tiles += tiles_along(p.m, kTileM) * tiles_along(p.n, kTileN);
     if (table.count < kEntries && i + 1 < deepest_first.size()) continue;
     launch(form, table, stream);

@@ -88,18 +88,6 @@ void add_outputs(const Tensors& outputs, const at::Tensor& lows, const LowRankGr
   cuda::wide_sums(/*b_has_depth_first=*/false, sums, on.stream());
 }
 
-at::Tensor d_lows(const Tensors& dy, const LowRankGroups& groups) {
-  if (!fits(dy, groups)) return grouped_low_rank_reference::functions().d_lows(dy, groups);
-  const cuda::OnDevice on(dy.at(0));
-  at::Tensor all = empty_lows(dy[0], groups);
-  std::vector<cuda::NarrowProduct> products;
-  each(all, groups, [&](const LowRankRows& rows, const Change& change, const Low& d_low) {
-    products.push_back(product_of(dy.at(change.layer), rows, change.b, change, d_low));
-  });
-  cuda::narrow_products(cuda::NarrowForm::kDeep, products, on.stream());
-  return all;
-}
-
 void add_input_gradient(const at::Tensor& dx, const at::Tensor& d_lows,
                         const LowRankGroups& groups) {
   if (!fits({dx}, groups))
@@ -160,12 +148,35 @@ void run_gradients(const at::Tensor& lows, const LowRankGroups& groups,
   cuda::narrow_products(cuda::NarrowForm::kGradients, products, on.stream());
 }
 
-void gradients_of_b(const Tensors& dy, const at::Tensor& lows, const LowRankGroups& groups,
-                    const std::vector<FactorSum>& sums) {
-  if (!fits(dy, groups) || !fits(sums))
-    return grouped_low_rank_reference::functions().gradients_of_b(dy, lows, groups, sums);
-  run_gradients(lows, groups, sums, /*turned=*/false,
+at::Tensor d_lows_and_gradients_of_b(const Tensors& dy, const at::Tensor& lows,
+                                     const LowRankGroups& groups,
+                                     const std::vector<FactorSum>& sums) {
+  if (!fits(dy, groups) || !fits(sums)) {
+    return grouped_low_rank_reference::functions().d_lows_and_gradients_of_b(dy, lows, groups,
+                                                                             sums);
+  }
+  const cuda::OnDevice on(lows);
+  at::Tensor all = empty_lows(dy.at(0), groups);
+  std::vector<cuda::NarrowProduct> products;
+  each(all, groups, [&](const LowRankRows& rows, const Change& change, const Low& d_low) {
+    products.push_back(product_of(dy.at(change.layer), rows, change.b, change, d_low));
+  });
+  std::vector<FactorSum> apart = sums;
+  std::size_t next = 0;
+  each(lows, groups, [&](const LowRankRows& rows, const Change&, const Low& low) {
+    cuda::NarrowProduct& product = products[next];
+    FactorSum& into = apart[next++];
+    if (!into.sum.defined() || rows.rows == 0 || rows.rows > cuda::kMostRowsOfBoth) return;
+    product.gradient = into.sum.mutable_data_ptr<float>();
+    product.accumulates = into.adds;
+    product.low = low.data;
+    product.low_stride = low.stride;
+    into.sum = at::Tensor();
+  });
+  run_gradients(lows, groups, apart, /*turned=*/false,
                 [&](const Change& change) -> const at::Tensor& { return dy.at(change.layer); });
+  cuda::narrow_products(cuda::NarrowForm::kDeep, products, on.stream());
+  return all;
 }
 
 void gradients_of_a(const at::Tensor& x, const at::Tensor& d_lows, const LowRankGroups& groups,
@@ -196,7 +207,7 @@ void add_grouped_low_rank(Registry& registry) {
   registry.add<GroupedLowRank>(
       own, {lows, add_outputs, grouped_low_rank_cuda::slot_lows,
             grouped_low_rank_cuda::add_slot_outputs, grouped_low_rank_cuda::gated_slot_outputs,
-            d_lows, add_input_gradient, gradients_of_b, gradients_of_a});
+            d_lows_and_gradients_of_b, add_input_gradient, gradients_of_a});
   GroupedLowRank::Functions library = grouped_low_rank_reference::functions();
   // The reference reads the tables on the host, which no recording can.
   library.slot_lows = nullptr;

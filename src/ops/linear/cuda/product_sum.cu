@@ -7,7 +7,8 @@
 // A term of some rows alone (the change of one of several sets of adapters) is left out of tiles
 // that have none of them; in the others the copies fill its rows of a with zeros.
 // A sum of up to 64 columns takes tiles of 64: products with zeros for the other 192 would take as
-// long as a wide layer's. The first CTA loads their b for both.
+// long as a wide layer's. The first CTA loads their b for both. So do, or of 128, all sums of few
+// rows, whose wide tiles would leave multiprocessors without work.
 //
 // Shared memory: 4 stages of 64 in depth, a 16 KB + b 32 KB each; two tiles of 64 x 64 a
 // multiplying warpgroup on the way out, 32 KB; barriers. All tiles have the 128-byte swizzle.
@@ -28,14 +29,13 @@
 #include "ops/cuda/mma.cuh"
 #include "ops/cuda/tensor_map.h"
 #include "ops/linear/cuda/product_sum.h"
+#include "ops/linear/cuda/product_sum_tiles.h"
 
 namespace heddle::ops::cuda {
 namespace {
 
-constexpr int kRows = 128, kColumns = 256, kDepth = 64, kStages = 4;
-constexpr int kThreads = 384, kNarrowColumns = 64;
+constexpr int kDepth = 64, kStages = 4, kThreads = 384;
 constexpr u32 kBytesA = kRows * kDepth * 2, kBytesB = kColumns * kDepth * 2;
-[[maybe_unused]] constexpr u32 kNarrowStageBytes = kBytesA + kNarrowColumns * kDepth * 2;
 constexpr u32 kStageBytes = kBytesA + kBytesB, kOutBytes = 64 * 64 * 2;
 constexpr u32 kSharedBytes = kStages * kStageBytes + 4 * kOutBytes + 2 * kStages * 8 + 1024;
 struct Term {
@@ -50,7 +50,7 @@ struct Args {
   Term terms[kMostProductTerms];
   struct Sum {
     int first_tile, first_term, first_wide_term, end_term, map;
-    bool is_narrow;
+    int blocks;  // of 64 columns a tile: 1, 2 or 4
     int columns;
     const bf16* start;
     int64_t start_stride;
@@ -88,8 +88,8 @@ __device__ __forceinline__ Place place_of(const Args& a, int tile, int rank) {
   const int pair = group * kGroup + in_group % height, column = in_group / height;
   int s = 0;
   while (s + 1 < a.sum_count && column >= a.sums[s + 1].first_tile) ++s;
-  return {&a.sums[s], (2 * pair + rank) * kRows, (column - a.sums[s].first_tile) * kColumns,
-          2 * pair * kRows};
+  return {&a.sums[s], (2 * pair + rank) * kRows,
+          (column - a.sums[s].first_tile) * a.sums[s].blocks * 64, 2 * pair * kRows};
 }
 
 struct Ring {
@@ -108,6 +108,7 @@ __device__ void load(const Args& a, u32 stages, u32 full, u32 empty, int rank) {
   const int tiles = a.row_pairs * a.column_tiles;
   for (int tile = blockIdx.x / 2; tile < tiles; tile += gridDim.x / 2) {
     const Place place = place_of(a, tile, rank);
+    const int blocks = place.sum->blocks, own = max(1, blocks / 2);
     for (int t = place.sum->first_term; t < place.sum->end_term; ++t) {
       if (!place.has(a.terms[t])) continue;
       const int row = place.row - a.terms[t].first_row;
@@ -118,19 +119,16 @@ __device__ void load(const Args& a, u32 stages, u32 full, u32 empty, int rank) {
       for (int k = 0; k < depth; k += kDepth, ring.next()) {
         mbar_wait(empty + ring.stage * 8, ring.phase ^ 1);
         const u32 bar = full + ring.stage * 8, to = stages + ring.stage * kStageBytes;
-        mbar_expect(bar, place.sum->is_narrow ? kNarrowStageBytes : kStageBytes);
+        mbar_expect(bar, kBytesA + blocks * kBlockBytes);
         bulk_load_box(to, map_a, k, row, bar);
-        if (place.sum->is_narrow) {
-          if (rank == 0) load_to_both(to + kBytesA, map_b, k, 0, bar);
-          continue;
-        }
-        const u32 half = to + kBytesA + rank * (kBytesB / 2);
+        if (rank >= blocks) continue;
+        const int first = rank * own;
+        const u32 part = to + kBytesA + first * kBlockBytes;
         if (kTransB && !(kEight && t < place.sum->first_wide_term)) {
-          const int column = place.column + rank * (kColumns / 2);
-          load_to_both(half, map_b, column, k, bar);
-          load_to_both(half + kBlockBytes, map_b, column + 64, k, bar);
+          for (int i = 0; i < own; ++i)
+            load_to_both(part + i * kBlockBytes, map_b, place.column + (first + i) * 64, k, bar);
         } else {
-          load_to_both(half, map_b, k, place.column + rank * (kColumns / 2), bar);
+          load_to_both(part, map_b, k, place.column + first * 64, bar);
         }
       }
     }
@@ -296,7 +294,8 @@ __device__ __forceinline__ void multiply_tile(const Args& a, const Place& place,
 #pragma unroll
     for (int c = from; c < to; ++c) start[c].load(a, place, row, c);
   };
-  if constexpr (kStarts) load_start(0, kEarly);
+  constexpr int kFirst = kEarly < kBlocks / 8 ? kEarly : kBlocks / 8;
+  if constexpr (kStarts) load_start(0, kFirst);
   int previous = -1, t = place.sum->first_term;
   bool first = true;
   if constexpr (kEight) {
@@ -343,14 +342,15 @@ __device__ __forceinline__ void multiply_tile(const Args& a, const Place& place,
       previous = ring.stage;
     }
   }
-  if constexpr (kStarts) load_start(kEarly, kBlocks / 8);
+  if constexpr (kStarts) load_start(kFirst, kBlocks / 8);
   MmaHopper::wait<0>();
   pin(acc);
   if (previous >= 0) release(previous);
   write_out<kStarts>(a, place, acc, out, group, start);
 }
 
-template <int kTransB, bool kStarts, bool kEight>
+/// kWide: blocks of the tiles of all sums but narrow ones.
+template <int kTransB, bool kStarts, bool kEight, int kWide>
 __device__ void multiply(const Args& a, u32 stages, u32 full, u32 empty, u32 out, int rank) {
   const int group = threadIdx.x / 128 - 1;
   out += group * 2 * kOutBytes;
@@ -358,22 +358,21 @@ __device__ void multiply(const Args& a, u32 stages, u32 full, u32 empty, u32 out
   const int tiles = a.row_pairs * a.column_tiles;
   for (int tile = blockIdx.x / 2; tile < tiles; tile += gridDim.x / 2) {
     const Place place = place_of(a, tile, rank);
-    if constexpr (!kTransB && !kStarts) {
-      if (place.sum->is_narrow) {
-        multiply_tile<kTransB, kNarrowColumns / 8, false, false>(a, place, ring, stages, full,
-                                                                 empty, out, group);
+    if constexpr (kWide > 1 && !kTransB && !kStarts) {
+      if (place.sum->blocks == 1) {
+        multiply_tile<kTransB, 8, false, false>(a, place, ring, stages, full, empty, out, group);
         continue;
       }
     }
-    multiply_tile<kTransB, kColumns / 8, kStarts, kEight>(a, place, ring, stages, full, empty, out,
-                                                          group);
+    multiply_tile<kTransB, kWide * 8, kStarts, kEight>(a, place, ring, stages, full, empty, out,
+                                                       group);
   }
   if ((threadIdx.x & 127) == 0) bulk_wait_all();
 }
 
 #endif
 
-template <int kTransB, bool kStarts, bool kEight>
+template <int kTransB, bool kStarts, bool kEight, int kWide>
 __global__ void __launch_bounds__(kThreads, 1)
     product_sum_kernel(const __grid_constant__ Args args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -395,7 +394,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (threadIdx.x == 0) load<kTransB, kEight>(args, stages, full, empty, rank);
   } else {
     set_max_registers_up<232>();
-    multiply<kTransB, kStarts, kEight>(args, stages, full, empty, out, rank);
+    multiply<kTransB, kStarts, kEight, kWide>(args, stages, full, empty, out, rank);
   }
   // Neither leaves while the other still sends to it.
   cluster_sync();
@@ -406,13 +405,6 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 bool product_sums_available() { return has_sm90a(); }
 
-bool product_sum_fills_device(int64_t rows, int64_t columns) {
-  const int64_t clusters = multiprocessors() / 2;
-  const int64_t tiles =
-      ((rows + 2 * kRows - 1) / (2 * kRows)) * ((columns + kColumns - 1) / kColumns);
-  return 10 * tiles >= 9 * ((tiles + clusters - 1) / clusters) * clusters;
-}
-
 namespace {
 
 /// A matrix in 8 bits is copied as pairs of bytes: [rows, width / 2] of 16 bits.
@@ -422,14 +414,11 @@ CUtensorMap map_of(const void* data, int64_t rows, int64_t width, int64_t stride
                       : tensor_map(data, rows, width, stride, box_rows);
 }
 
-auto kernel_of(bool b_has_depth_first, bool starts, bool has_eight_bit) {
-  if (has_eight_bit)
-    return b_has_depth_first ? product_sum_kernel<1, false, true>
-           : starts          ? product_sum_kernel<0, true, true>
-                             : product_sum_kernel<0, false, true>;
-  return b_has_depth_first ? product_sum_kernel<1, false, false>
-         : starts          ? product_sum_kernel<0, true, false>
-                           : product_sum_kernel<0, false, false>;
+template <bool kEight, int kWide>
+auto kernel_of(bool b_has_depth_first, bool starts) {
+  return b_has_depth_first ? product_sum_kernel<1, false, kEight, kWide>
+         : starts          ? product_sum_kernel<0, true, kEight, kWide>
+                           : product_sum_kernel<0, false, kEight, kWide>;
 }
 
 }  // namespace
@@ -447,6 +436,9 @@ void product_sums(int64_t rows, const std::vector<ProductSum>& sums, bool b_has_
   if (sums.empty() || sums.size() > kMostProductSums)
     throw std::runtime_error("product_sums (cuda): too many sums");
   const bool starts = sums[0].start != nullptr;
+  for (const ProductSum& sum : sums)
+    has_eight_bit |= std::any_of(sum.terms.begin(), sum.terms.end(), is_eight_bit);
+  const int wide_blocks = has_eight_bit ? kWidest : blocks_of_tiles(args.row_pairs, sums);
   for (std::size_t i = 0; i < sums.size(); ++i) {
     const ProductSum& sum = sums[i];
     if (terms + sum.terms.size() > kMostProductTerms)
@@ -458,18 +450,18 @@ void product_sums(int64_t rows, const std::vector<ProductSum>& sums, bool b_has_
         static_cast<int>(std::count_if(sum.terms.begin(), sum.terms.end(), is_eight_bit));
     if (eight_bit > 0 && is_narrow)
       throw std::runtime_error("product_sums (cuda): a narrow sum has terms in 8 bits");
-    has_eight_bit = has_eight_bit || eight_bit > 0;
+    const int blocks = is_narrow ? 1 : wide_blocks;
     args.sums[i] = {args.column_tiles,
                     terms,
                     terms + eight_bit,
                     terms + static_cast<int>(sum.terms.size()),
                     maps,
-                    is_narrow,
+                    blocks,
                     static_cast<int>(sum.columns),
                     static_cast<const bf16*>(sum.start),
                     sum.start_stride};
     args.maps[maps++] = tensor_map(sum.y, rows, sum.columns, sum.y_stride, 64);
-    args.column_tiles += static_cast<int>((sum.columns + kColumns - 1) / kColumns);
+    args.column_tiles += static_cast<int>((sum.columns + blocks * 64 - 1) / (blocks * 64));
     for (const bool eight_bit_ones : {true, false}) {
       for (const ProductTerm& term : sum.terms) {
         if (term.is_eight_bit() != eight_bit_ones) continue;
@@ -486,14 +478,17 @@ void product_sums(int64_t rows, const std::vector<ProductSum>& sums, bool b_has_
         args.maps[maps++] = b_has_depth_first && !eight_bit_ones
                                 ? tensor_map(term.b, term.depth, sum.columns, term.b_stride, kDepth)
                                 : map_of(term.b, sum.columns, term.depth, term.b_stride,
-                                         is_narrow ? kNarrowColumns : kColumns / 2, eight_bit_ones);
+                                         std::max(1, blocks / 2) * 64, eight_bit_ones);
       }
     }
   }
   const int clusters = std::min(args.row_pairs * args.column_tiles, multiprocessors() / 2);
   if (clusters == 0) return;
-  launch_pairs(kernel_of(b_has_depth_first, starts, has_eight_bit), clusters, kThreads,
-               kSharedBytes, stream, args);
+  const auto kernel = has_eight_bit      ? kernel_of<true, kWidest>(b_has_depth_first, starts)
+                      : wide_blocks == 1 ? kernel_of<false, 1>(b_has_depth_first, starts)
+                      : wide_blocks == 2 ? kernel_of<false, 2>(b_has_depth_first, starts)
+                                         : kernel_of<false, kWidest>(b_has_depth_first, starts);
+  launch_pairs(kernel, clusters, kThreads, kSharedBytes, stream, args);
   check_launch("product_sums");
 }
 

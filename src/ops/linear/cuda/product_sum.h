@@ -44,9 +44,6 @@ struct ProductSum {
 constexpr int kMostProductSums = 4;
 constexpr int kMostProductTerms = 44;
 
-/// Whether tiles of one sum keep at least nine of ten multiprocessors busy.
-bool product_sum_fills_device(int64_t rows, int64_t columns);
-
 /// Whether the current device is of compute capability 9.0 and this build has code for it.
 bool product_sums_available();
 

@@ -16,6 +16,7 @@
 #include "ops/linear/cuda/low_rank.h"
 #include "ops/linear/cuda/product_sum.h"
 #include "ops/linear/cuda/product_sum_tensors.h"
+#include "ops/linear/cuda/product_sum_tiles.h"
 #include "ops/linear/kernels.h"
 
 namespace heddle::ops::linear_cuda {

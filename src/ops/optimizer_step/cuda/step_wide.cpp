@@ -2,6 +2,7 @@
 #include <c10/core/DeviceGuard.h>
 
 #include <cmath>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -81,7 +82,15 @@ void step_groups(std::vector<AdamwGroup> groups, const LateMultipliers& multipli
       tables.add(entry);
     }
   }
-  // The tables are ready when the norms come.
+  std::optional<cuda::OnDevice> on;
+  std::optional<cuda::StoredTables> stored;
+  if (first != nullptr) {
+    on.emplace(*first);
+    stored.emplace(first->device(),
+                   std::vector{cuda::bytes_of(tables.entries), cuda::bytes_of(tables.first_block),
+                               cuda::bytes_of(tables.tensor_of_block)});
+  }
+  // The tables are on the device when the norms come.
   if (multipliers) {
     const std::vector<double> found = multipliers();
     for (std::size_t i = 0; i < groups.size(); ++i)
@@ -96,14 +105,11 @@ void step_groups(std::vector<AdamwGroup> groups, const LateMultipliers& multipli
     if (!others_of[i].empty()) run_wide(others_of[i], groups[i].options);
   }
   if (first == nullptr) return;
-  const cuda::OnDevice on(*first);
-  const cuda::StoredTables stored(
-      first->device(),
-      {cuda::bytes_of(tables.scalars), cuda::bytes_of(tables.entries),
-       cuda::bytes_of(tables.first_block), cuda::bytes_of(tables.tensor_of_block)});
-  cuda::adamw({stored.at<cuda::AdamwScalars>(0), stored.at<cuda::AdamwEntry>(1), stored.at<int>(2),
-               stored.at<int>(3), static_cast<int>(tables.tensor_of_block.size())},
-              on.stream());
+  const cuda::StoredTables scalars(first->device(), {cuda::bytes_of(tables.scalars)});
+  cuda::adamw(
+      {scalars.at<cuda::AdamwScalars>(0), stored->at<cuda::AdamwEntry>(0), stored->at<int>(1),
+       stored->at<int>(2), static_cast<int>(tables.tensor_of_block.size())},
+      on->stream());
 }
 
 }  // namespace heddle::ops::adamw_cuda
