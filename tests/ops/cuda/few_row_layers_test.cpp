@@ -221,8 +221,7 @@ TEST_F(GpuFewRowLayers, WithSlotsEqualReference) {
                      {8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8});
 }
 
-/// Rows of one run equal layers of their own, and have the bits that they have in a longer table,
-/// which another part of the kernel reads.
+/// Rows of one run equal layers of their own, and have the bits that they have in a longer table.
 void expect_one_run(const LayersCase& c, std::int64_t rank) {
   SCOPED_TRACE(std::to_string(c.rows) + " rows of " + std::to_string(c.depth) + ", rank " +
                std::to_string(rank));

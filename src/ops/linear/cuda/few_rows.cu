@@ -18,20 +18,17 @@
 // - Low-rank changes: the first CTAs of the launch make low = a A^T, each 16 columns of up to 8
 //   rows, while the others sum up the wide products and wait for a count of the first ones before
 //   they multiply by B. CTAs start in the order of their numbers, and the first ones wait for
-//   nobody. Where all rows are one run and CTAs are few, each makes its lows by itself: all read A
-//   from the cache, and nobody waits. Both ways sum in one order. Which rows have which A and B may
-//   stand in tables on the device, so that a recorded launch serves any sets; a row's bits depend
-//   on neither the others nor their sets.
+//   nobody. Which rows have which A and B may stand in tables on the device, so that a recorded
+//   launch serves any sets; a row's bits depend on neither the others nor their sets.
 //
 // On-chip memory of a CTA: the sums of its warps, 16 x 8 floats each for every 8 rows, and their
-// squares. With changes: the outputs of two; of one run the warps' sums of its lows, and these.
+// squares. With changes: the outputs of two.
 #include "ops/linear/cuda/few_rows.h"
 
 #include <algorithm>
 #include <mutex>
 #include <stdexcept>
 #include <string>
-#include <type_traits>
 
 #include "ops/linear/cuda/few_row_changes.cuh"
 
@@ -40,90 +37,23 @@ namespace {
 
 using namespace few_row;
 
-/// Low-rank changes of a launch.
-enum class Changes {
-  kNone,
-  kOneRun,  ///< One run of up to 8 rows, of ranks up to kColumns.
-  kRuns,    ///< Runs of rows, each with a set of its own.
-};
-
-template <int kWarps>
-struct RunShared {
-  __align__(16) bf16 lows[8][kDepth];  ///< Zeros beyond the rank and the run's rows.
-  float sums[kWarps][1][8][kColumns];
-};
-struct Nothing {};
-
-template <int kTiles, int kWarps, Changes kKind>
+template <int kTiles, int kWarps, bool kIsChanged>
 struct Shared {
   float sums[kWarps][kTiles][8][kColumns];
   float squares[kWarps][kTiles][8];
-  static constexpr int kChanges = kKind == Changes::kRuns ? 2 : 1;
-  float changes[kChanges][kTiles * 8][kColumns];  // without changes not used
-  std::conditional_t<kKind == Changes::kOneRun, RunShared<kWarps>, Nothing> run;
-};
-
-/// The products of one run's rows with its A, of which each of kWarps warps has a part of the
-/// depth, and their product with B.
-template <int kWarps>
-struct OneRun {
-  RunOfChange run;
-  Vector a[kAhead][2];
-  float total[1][4] = {};
-
-  __device__ __forceinline__ void fetch(int depth, int base) {
-    const int line = threadIdx.x % 32 / 4, place = threadIdx.x % 4 * 8;
-#pragma unroll
-    for (int n = 0; n < kAhead; ++n) {
-      const int at = base + n * kWarps * kDepth + place;
-      a[n][0] = {}, a[n][1] = {};
-      if (at >= depth) continue;
-      if (line < run.rank) a[n][0] = load<8>(run.a + line * run.a_stride + at);
-      if (line + 8 < run.rank) a[n][1] = load<8>(run.a + (line + 8) * run.a_stride + at);
-    }
-  }
-  __device__ __forceinline__ void add(const Vector (&x)[kAhead][1]) {
-#pragma unroll
-    for (int n = 0; n < kAhead; ++n) multiply(total, a[n][0], a[n][1], x[n]);
-  }
-  /// By the CTA, of which each warp has put its sums there.
-  template <class Factor>
-  __device__ __forceinline__ void make_lows(RunShared<kWarps>& shared, const Factor& rstd,
-                                            bool is_normed) const {
-    for (int i = threadIdx.x; i < 8 * kDepth; i += kWarps * 32) {
-      const int row = i / kDepth, column = i % kDepth;
-      float y = 0;
-      if (column < run.rank && row >= run.first && row < run.first + run.rows) {
-#pragma unroll
-        for (int w = 0; w < kWarps; ++w) y += shared.sums[w][0][row][column];
-        if (is_normed) y *= rstd(row);
-      }
-      shared.lows[row][column] = __float2bfloat16_rn(y * run.scale);
-    }
-  }
-  /// By a warp: the changes of the CTA's columns.
-  __device__ __forceinline__ void put_changes(const RunShared<kWarps>& shared, const Vector& low,
-                                              const Vector& high,
-                                              float (&changes)[8][kColumns]) const {
-    const int lane = threadIdx.x % 32;
-    float output[1][4] = {};
-    const Vector lows[1] = {*reinterpret_cast<const Vector*>(&shared.lows[lane / 4][lane % 4 * 8])};
-    multiply(output, low, high, lows);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) changes[lane % 4 * 2 + i % 2][lane / 4 + i / 2 * 8] = output[0][i];
-  }
+  static constexpr int kChanges = kIsChanged ? 2 : 1;  // one element that is not used
+  float changes[kChanges][kTiles * 8][kColumns];
 };
 
 /// kTiles times 8 rows. The more CTAs of 8 warps a multiprocessor holds, the busier is the memory.
-template <int kTiles, int kWarps, Changes kChanges>
+template <int kTiles, int kWarps, bool kIsChanged>
 __global__ void __launch_bounds__(kWarps * 32, kWarps > 8 ? 1 : 4 - kTiles)
     sums_kernel(const __grid_constant__ Arguments p) {
-  using S = Shared<kTiles, kWarps, kChanges>;
-  constexpr bool kIsOneRun = kChanges == Changes::kOneRun, kHasRuns = kChanges == Changes::kRuns;
+  using S = Shared<kTiles, kWarps, kIsChanged>;
   __shared__ __align__(16) S shared;
   let_next_begin();
   int block = static_cast<int>(blockIdx.x);
-  if constexpr (kHasRuns) {
+  if constexpr (kIsChanged) {
     if (block < p.low_blocks)
       return make_low<kTiles, kWarps, kAhead>(p, shared, block, threadIdx.x,
                                               [] { __syncthreads(); });
@@ -168,17 +98,7 @@ __global__ void __launch_bounds__(kWarps * 32, kWarps > 8 ? 1 : 4 - kTiles)
   const auto high_of = [&](int t) { return t == 0 && is_gated ? sum.up : sum.terms[t].b; };
   // The matrices are on their way while the rows of a are still being computed.
   fetch_columns(sum.terms[0], high_of(0), warp * kDepth);
-  OneRun<kWarps> own;
-  Vector factor_low{}, factor_high{};
-  if constexpr (kIsOneRun) {
-    own.run = run_of(p, sum.change, 0, 0);
-    own.fetch(p.depth, warp * kDepth);
-    if (warp == 0) {
-      factor_low = load_factor(own.run, low_column, place);
-      factor_high = load_factor(own.run, high_column, place);
-    }
-  }
-  if constexpr (kHasRuns) {
+  if constexpr (kIsChanged) {
     // Rows without a change, and halves that a change does not have.
     float* const changes = &shared.changes[0][0][0];
     for (int i = threadIdx.x; i < S::kChanges * kTiles * 8 * kColumns; i += kWarps * 32)
@@ -221,15 +141,9 @@ __global__ void __launch_bounds__(kWarps * 32, kWarps > 8 ? 1 : 4 - kTiles)
         if (t == 0 && is_normed && column < term.depth) apply_norm(p.norm, column, a[n], squares);
         multiply(total, b[n][0], b[n][1], a[n]);
       }
-      if constexpr (kIsOneRun) {
-        if (t > 0) continue;
-        if (base > warp * kDepth) own.fetch(p.depth, base);
-        own.add(a);
-      }
     }
   }
   put(shared.sums[warp], total);
-  if constexpr (kIsOneRun) put(shared.run.sums[warp], own.total);
 #pragma unroll
   for (int r = 0; r < kTiles; ++r) {
     const float square = lane_sum<4>(squares[r]);
@@ -250,7 +164,7 @@ __global__ void __launch_bounds__(kWarps * 32, kWarps > 8 ? 1 : 4 - kTiles)
                      column * after.terms[0].b_stride,
                  static_cast<u32>(after.terms[0].depth * 2));
   };
-  if constexpr (kHasRuns) {
+  if constexpr (kIsChanged) {
     const int jobs = (p.slots.runs != nullptr ? p.slots.count : kTiles) * (is_gated ? 2 : 1);
     bring_successor_near();
     for (int job = warp; job < jobs; job += kWarps) {
@@ -283,7 +197,7 @@ __global__ void __launch_bounds__(kWarps * 32, kWarps > 8 ? 1 : 4 - kTiles)
     }
   }
   __syncthreads();
-  if constexpr (kHasRuns) {
+  if constexpr (kIsChanged) {
     if (threadIdx.x == 0) leave_lows(p, gridDim.x - static_cast<u32>(p.low_blocks));
   }
   const auto rstd = [&](int row) {
@@ -293,12 +207,6 @@ __global__ void __launch_bounds__(kWarps * 32, kWarps > 8 ? 1 : 4 - kTiles)
     for (int w = 0; w < kWarps; ++w) square += shared.squares[w][row / 8][row % 8];
     return rsqrtf(square / sum.terms[0].depth + p.norm.eps);
   };
-  if constexpr (kIsOneRun) {
-    own.make_lows(shared.run, rstd, is_normed);
-    __syncthreads();
-    if (warp == 0) own.put_changes(shared.run, factor_low, factor_high, shared.changes[0]);
-    __syncthreads();
-  }
 
 #pragma unroll
   for (int n = 0; n < kOutputs; ++n) {
@@ -309,7 +217,7 @@ __global__ void __launch_bounds__(kWarps * 32, kWarps > 8 ? 1 : 4 - kTiles)
 #pragma unroll
       for (int w = 0; w < kWarps; ++w) y += shared.sums[w][row / 8][row % 8][of];
       y *= rstd(row);
-      if constexpr (kIsOneRun || kHasRuns) {
+      if constexpr (kIsChanged) {
 #pragma unroll
         for (int c = 0; c < S::kChanges; ++c) y += shared.changes[c][row][of];
       }
@@ -328,44 +236,30 @@ __global__ void __launch_bounds__(kWarps * 32, kWarps > 8 ? 1 : 4 - kTiles)
 
 constexpr int kFewBlocks = 128;
 
-/// Whether the rows are one run whose lows are one tile, of layers with an output each.
-bool is_one_run(const Arguments& p) {
-  if (p.rows > 8 || (p.slots.runs != nullptr && (p.slots.count > 1 || p.slots.rank > kColumns)))
-    return false;
-  return std::all_of(p.sums, p.sums + p.count, [](const FewRowSum& sum) {
-    return sum.up == nullptr && sum.change.rank <= kColumns;
-  });
-}
-
 void check(cudaError_t status) {
   if (status != cudaSuccess)
     throw std::runtime_error(std::string("few_row_sums: ") + cudaGetErrorString(status));
 }
 
-template <int kTiles, int kWarps, Changes kChanges>
+template <int kTiles, int kWarps, bool kIsChanged>
 void launch(Arguments& p, int blocks, cudaStream_t stream) {
   static const int per_multiprocessor = [] {
     int count = 0;
     check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(
-        &count, sums_kernel<kTiles, kWarps, kChanges>, kWarps * 32, 0));
+        &count, sums_kernel<kTiles, kWarps, kIsChanged>, kWarps * 32, 0));
     return count;
   }();
   p.resident = per_multiprocessor * multiprocessors();
   const dim3 grid(static_cast<unsigned>(blocks + p.low_blocks),
                   static_cast<unsigned>((p.rows + kTiles * 8 - 1) / (kTiles * 8)));
-  launch_dependent(sums_kernel<kTiles, kWarps, kChanges>, grid, dim3(kWarps * 32), 0, stream, p);
+  launch_dependent(sums_kernel<kTiles, kWarps, kIsChanged>, grid, dim3(kWarps * 32), 0, stream, p);
 }
 
 /// A launch of few CTAs needs more warps in each to keep the memory busy.
-template <int kTiles, Changes kChanges>
+template <int kTiles, bool kIsChanged>
 void launch(Arguments& p, int blocks, cudaStream_t stream) {
-  blocks <= kFewBlocks ? launch<kTiles, 16, kChanges>(p, blocks, stream)
-                       : launch<kTiles, 8, kChanges>(p, blocks, stream);
-}
-
-template <Changes kChanges>
-void launch(Arguments& p, int blocks, cudaStream_t stream) {
-  p.rows <= 8 ? launch<1, kChanges>(p, blocks, stream) : launch<2, kChanges>(p, blocks, stream);
+  blocks <= kFewBlocks ? launch<kTiles, 16, kIsChanged>(p, blocks, stream)
+                       : launch<kTiles, 8, kIsChanged>(p, blocks, stream);
 }
 
 }  // namespace
@@ -418,17 +312,13 @@ void few_row_sums(int rows, const std::vector<FewRowSum>& sums, cudaStream_t str
   if (rows > kMostFewRows && is_changed)
     throw std::invalid_argument("few_row_sums: too many rows for changes");
   if (is_changed) {
-    if (is_one_run(p) && blocks <= kFewBlocks) {
-      launch<1, 16, Changes::kOneRun>(p, blocks, stream);
-    } else {
-      p.low_blocks = low_tiles * runs;
-      p.counters = next_counters();
-      launch<Changes::kRuns>(p, blocks, stream);
-    }
+    p.low_blocks = low_tiles * runs;
+    p.counters = next_counters();
+    rows <= 8 ? launch<1, true>(p, blocks, stream) : launch<2, true>(p, blocks, stream);
   } else if (deepest <= kDepth * kAhead) {
-    launch<2, 1, Changes::kNone>(p, blocks, stream);  // one warp sums them alone
+    launch<2, 1, false>(p, blocks, stream);  // one warp sums them alone
   } else {
-    launch<Changes::kNone>(p, blocks, stream);
+    rows <= 8 ? launch<1, false>(p, blocks, stream) : launch<2, false>(p, blocks, stream);
   }
   check_launch("few_row_sums");
 }
