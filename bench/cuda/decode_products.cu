@@ -117,7 +117,7 @@ struct Data {
   bf16 *matrices = nullptr, *x = nullptr, *norm = nullptr, *residual = nullptr, *y = nullptr;
   int width = 0;
   int64_t factor_elements = 0;
-  bf16 *factors = nullptr, *lows = nullptr;
+  bf16 *factors = nullptr, *lows = nullptr;  ///< Lows have room for fp32 of each part.
   SlotFactors* slots = nullptr;  ///< [copies, matrices, sets]
   SlotRun* runs = nullptr;       ///< [rows, most runs]
 
@@ -140,7 +140,7 @@ struct Data {
     make(y, int64_t{kMostRows} * width * 2, 5, 1);
     if (changes.sets > 0) {
       make(factors, factor_elements * copies, 6, 0.05f);
-      make(lows, int64_t{kMostRows} * low_width() * 4, 7, 1);
+      make(lows, int64_t{kMostRows} * low_width() * kMostBatchRowParts * 2, 7, 1);
       make_tables();
     }
     check(cudaDeviceSynchronize());
@@ -187,14 +187,15 @@ struct Data {
   FewRowSlots slots_of(int rows) const {
     if (changes.sets == 0) return {};
     return {runs + (rows - 1) * kMostRows, static_cast<int>(runs_of(rows).size()),
-            (changes.rank + 15) / 16 * 16};
+            (changes.rank + 15) / 16 * 16, changes.sets == 1};
   }
-  FewRowChange change(int copy, std::size_t i) const {
+  FewRowChange change(int copy, std::size_t i, int low_bytes) const {
     FewRowChange made;
     if (changes.sets == 0) return made;
     made.slots = slots + (static_cast<std::size_t>(copy) * shape.columns.size() + i) *
                              static_cast<std::size_t>(changes.sets);
-    made.low = lows + static_cast<int>(i) * ((changes.rank + 15) / 16 * 16);
+    made.low = reinterpret_cast<unsigned char*>(lows) +
+               static_cast<int>(i) * ((changes.rank + 15) / 16 * 16) * low_bytes;
     made.low_stride = low_width();
     return made;
   }
@@ -213,13 +214,14 @@ struct Data {
     if (shape.has_norm) n = {norm, Element::kBFloat16, 1.f, 1e-6f};
     return n;
   }
-  std::vector<FewRowSum> sums(int copy, bool is_changed = false) const {
+  /// `low_bytes`: of an element of a low, which the kernel says; 0: without changes.
+  std::vector<FewRowSum> sums(int copy, int low_bytes = 0) const {
     std::vector<FewRowSum> all;
     int64_t at = 0;
     for (std::size_t i = 0; i < shape.columns.size(); ++i) {
       if (shape.is_gated && i == 1) {
         all[0].up = matrix(copy, 1);
-        if (is_changed) all[0].up_change = change(copy, 1);
+        if (low_bytes > 0) all[0].up_change = change(copy, 1, low_bytes);
         continue;
       }
       FewRowSum sum;
@@ -229,7 +231,7 @@ struct Data {
       if (shape.has_residual) sum.start = residual, sum.start_stride = sum.columns;
       sum.terms[0] = {x, matrix(copy, i), shape.depth, shape.depth, shape.depth};
       sum.term_count = 1;
-      if (is_changed) sum.change = change(copy, i);
+      if (low_bytes > 0) sum.change = change(copy, i, low_bytes);
       all.push_back(sum);
       at += int64_t{kMostRows} * sum.columns;
     }
@@ -303,14 +305,15 @@ struct Figures {
 };
 Figures measure(const Data& data, int rows, bool is_changed, Sums kernel) {
   const FewRowSlots slots = is_changed ? data.slots_of(rows) : FewRowSlots{};
+  const int low_bytes = is_changed ? 2 : 0;
   Figures figures{};
   figures.us = time_of(data.copies, [&](int copy, cudaStream_t stream) {
-    kernel(rows, data.sums(copy, is_changed), stream, data.own_norm(), slots);
+    kernel(rows, data.sums(copy, low_bytes), stream, data.own_norm(), slots);
   });
   check(cudaMemset(data.y, 0xff, int64_t{kMostRows} * data.width * 2));
-  kernel(rows, data.sums(0, is_changed), nullptr, data.own_norm(), slots);
+  kernel(rows, data.sums(0, low_bytes), nullptr, data.own_norm(), slots);
   check(cudaDeviceSynchronize());
-  figures.error = error_of(data, rows, data.sums(0, is_changed), slots);
+  figures.error = error_of(data, rows, data.sums(0, low_bytes), slots);
   return figures;
 }
 

@@ -3,7 +3,7 @@
 namespace heddle::nn {
 
 std::optional<ops::LowRankSlots> RowAdapters::of(const std::vector<Linear*>& inputs) const {
-  ops::LowRankSlots slots{runs, {}, {}, rank};
+  ops::LowRankSlots slots{runs, {}, {}, rank, is_one_set};
   bool is_changed = false;
   for (const Linear* layer : inputs) {
     const auto found = layers.find(layer);

@@ -16,6 +16,7 @@ namespace heddle::nn {
 struct RowAdapters {
   at::Tensor runs;        ///< See ops::LowRankSlots, which it names the slots of.
   std::int64_t rank = 0;  ///< Columns of the lows, see there.
+  bool is_one_set = false;  ///< See there.
   /// The slots of each layer that a set changes.
   std::unordered_map<const Linear*, at::Tensor> layers;
   at::Tensor unchanged;  ///< Slots of a layer that none changes.

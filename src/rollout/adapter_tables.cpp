@@ -143,8 +143,17 @@ at::Tensor AdapterTables::runs(const Sets& sets, std::int64_t rows) const {
   return at::tensor(numbers, at::kInt).view({-1, 4});
 }
 
-nn::RowAdapters AdapterTables::adapters(const at::Tensor& runs, std::int64_t rank) const {
-  nn::RowAdapters adapters{runs, rank, {}, table_.select(0, table_.size(0) - 1)};
+bool AdapterTables::is_one_set(const Sets& sets) {
+  const nn::AdapterSet* one = nullptr;
+  return std::all_of(sets.begin(), sets.end(), [&one](const auto& set) {
+    if (one == nullptr) one = set.get();
+    return !set || set.get() == one;
+  });
+}
+
+nn::RowAdapters AdapterTables::adapters(const at::Tensor& runs, std::int64_t rank,
+                                        bool is_one_set) const {
+  nn::RowAdapters adapters{runs, rank, is_one_set, {}, table_.select(0, table_.size(0) - 1)};
   for (std::size_t i = 0; i < linears_.size(); ++i) {
     if (is_changed_[i])
       adapters.layers.emplace(linears_[i], table_.select(0, static_cast<std::int64_t>(i)));

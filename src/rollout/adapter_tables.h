@@ -33,8 +33,10 @@ class AdapterTables {
   /// [N,4], see ops::LowRankSlots::runs, of so many rows; those beyond these sets' have none. N is
   /// a power of two: one recorded step serves mixtures of about as many runs.
   at::Tensor runs(const Sets& sets, std::int64_t rows) const;
+  /// Whether all rows that have a set have the same.
+  static bool is_one_set(const Sets& sets);
   /// The tables as they are now, for runs that are filled in later.
-  nn::RowAdapters adapters(const at::Tensor& runs, std::int64_t rank) const;
+  nn::RowAdapters adapters(const at::Tensor& runs, std::int64_t rank, bool is_one_set) const;
   /// After factors may have moved.
   void forget();
 

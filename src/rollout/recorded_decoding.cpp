@@ -138,7 +138,7 @@ void RecordedDecoding::run(Step& step, const Key& key) const {
   nn::Pass pass = model.cached_pass(step.sequences, std::move(cached));
   if (key.set != nullptr) pass.adapters = {{key.set, key.batch, {}}};
   std::optional<nn::RowAdapters> by_row;
-  if (key.rank > 0) by_row = tables_->adapters(step.runs, key.rank);
+  if (key.rank > 0) by_row = tables_->adapters(step.runs, key.rank, key.is_one_set);
   if (by_row) pass.row_adapters = &*by_row;
   const at::Tensor hidden = placed_.pipeline->evaluate(model, step.whole.select(0, kToken), pass);
   step.logits = model.logits(model.final_norm(hidden));
@@ -208,6 +208,7 @@ RecordedDecoding::Key RecordedDecoding::key_of(const std::vector<Row>& rows,
           nullptr,
           0,
           0,
+          false,
           plain};
   if (!can_mix(sets)) {
     key.set = sets[0].get();
@@ -215,6 +216,7 @@ RecordedDecoding::Key RecordedDecoding::key_of(const std::vector<Row>& rows,
   }
   if (tables_->place(sets)) forget_steps();
   key.rank = tables_->rank_of(sets);
+  key.is_one_set = AdapterTables::is_one_set(sets);
   return key;
 }
 

@@ -76,6 +76,7 @@ class RecordedDecoding {
     const nn::AdapterSet* set;  ///< All rows'; null where they have none, or tables say which.
     std::int64_t rank;          ///< Widest of sets in tables; 0: there are none.
     std::int64_t runs;          ///< Runs of such rows, see AdapterTables.
+    bool is_one_set;            ///< Such rows have one set: it may be any.
     bool draws;                 ///< Tokens are drawn in the graph.
     auto operator<=>(const Key&) const = default;
   };

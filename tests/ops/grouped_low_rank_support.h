@@ -158,6 +158,14 @@ struct SlotCase {
     c.of_row.assign(of_row.begin() + first, of_row.begin() + first + count);
     return c;
   }
+  bool is_one_set() const {
+    std::int64_t slot = -1;
+    for (const std::int64_t own : of_row) {
+      if (own >= 0 && slot >= 0 && own != slot) return false;
+      slot = std::max(slot, own);
+    }
+    return true;
+  }
   /// The tables, on the factors' device; the case outlives them.
   LowRankSlots slots() const {
     LowRankSlots slots;

@@ -40,6 +40,8 @@ struct LowRankSlots {
   Tensors layers;
   std::vector<int> columns;  ///< n of each layer.
   std::int64_t rank = 0;     ///< A multiple of 16, no less than any r that a run has.
+  /// Runs that have a slot have the same one. Changes no bit: a kernel may be faster with it.
+  bool is_one_set = false;
 };
 /// A row of LowRankSlots::layers, on the host. `a` undefined: no change.
 at::Tensor slot_entry(const at::Tensor& a, const at::Tensor& b, double scaling);

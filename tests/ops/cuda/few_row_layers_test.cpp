@@ -174,6 +174,13 @@ void expect_slot_layers(const LayersCase& c, const std::vector<std::int64_t>& ra
   call.slots = all.slots();
   const Tensors found = few_row_layers(kernels, call), again = few_row_layers(kernels, call);
   ASSERT_FALSE(found.empty());
+  if (all.is_one_set()) {
+    FewRowLayers told = call;
+    told.slots->is_one_set = true;
+    const Tensors same = few_row_layers(kernels, told);
+    for (std::size_t i = 0; i < found.size(); ++i)
+      EXPECT_TRUE(identical(found[i].cpu(), same[i].cpu())) << "output " << i;
+  }
   for (std::int64_t row = 0; row < c.rows; ++row) {
     // The row alone, with its set's factors as the layers' own.
     FewRowLayers own = call;
@@ -196,7 +203,16 @@ void expect_slot_layers(const LayersCase& c, const std::vector<std::int64_t>& ra
     in_table.x = call.x.narrow(0, first, few);
     if (c.has_residual) in_table.residual = call.residual.narrow(0, first, few);
     in_table.slots = alone.slots();
-    in_table.slots->rank = call.slots->rank;
+    // Another rank of the tables, and the word that they have one set, change no bit.
+    if (row % 2 == 0) {
+      in_table.slots->rank = 16;
+      for (const std::int64_t other : alone.of_row) {
+        if (other < 0) continue;
+        const std::int64_t rank = (ranks[static_cast<std::size_t>(other)] + 15) / 16 * 16;
+        in_table.slots->rank = std::max(in_table.slots->rank, rank);
+      }
+    }
+    in_table.slots->is_one_set = alone.is_one_set();
     const Tensors same = few_row_layers(kernels, in_table);
     ASSERT_EQ(same.size(), found.size());
     for (std::size_t i = 0; i < found.size(); ++i) {
@@ -216,6 +232,27 @@ TEST_F(GpuFewRowLayers, WithSlotsEqualReference) {
   expect_slot_layers({13, 3584, {1024}, {}, false, false, true}, {26, 16, 128});
   expect_slot_layers({16, 72, {520, 16}, {}, false, false, false},
                      {8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8});
+}
+
+TEST_F(GpuFewRowLayers, WithOneSetEqualReference) {
+  for (const std::int64_t rows : {1, 5, 8, 16, 33, 64}) {
+    for (const std::int64_t rank : {16, 8, 11, 1}) {
+      expect_slot_layers({rows, 1024, {4096, 512, 512}, {}, true, false, false}, {rank});
+      expect_slot_layers({rows, 3584, {1024}, {}, false, false, true}, {rank});
+      expect_slot_layers({rows, 1024, {3584, 3584}, {}, true, true, false}, {rank});
+    }
+    expect_slot_layers({rows, 1000, {2600, 24}, {}, true, false, false}, {16});
+    expect_slot_layers({rows, 2560, {9216, 9216}, {}, true, true, false}, {16});
+    expect_slot_layers({rows, 9216, {2560}, {}, false, false, true}, {16});
+  }
+}
+
+TEST_F(GpuFewRowLayers, WithSetsOfFewRowsEqualReference) {
+  const std::vector<std::int64_t> ranks(31, 16);
+  expect_slot_layers({64, 1024, {6144, 2048, 16, 16}, {}, true, false, false}, ranks);
+  expect_slot_layers({64, 1024, {3584, 3584}, {}, true, true, false}, ranks);
+  expect_slot_layers({32, 3584, {1024}, {}, false, false, true}, ranks);
+  expect_slot_layers({64, 2048, {1024}, {}, false, false, true}, ranks);
 }
 
 TEST_F(GpuFewRowLayers, OfLargeLaunchesWithSlotsEqualReference) {

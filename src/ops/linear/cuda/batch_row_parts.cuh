@@ -1,90 +1,18 @@
-// Stages of the products of a batch's rows (batch_rows.cu says how the launch goes): what a CTA
-// works on, its ring in shared memory, and the warps that load, scale and multiply.
+// Stages of the products of a batch's rows (batch_rows.cu says how the launch goes): the warps that
+// load, scale and multiply.
 #pragma once
 
-#include "ops/cuda/cta_pair.cuh"
-#include "ops/cuda/dependent_launch.cuh"
-#include "ops/cuda/mma.cuh"
-#include "ops/linear/cuda/batch_row_changes.cuh"
+#include "ops/linear/cuda/batch_row_layout.cuh"
 
 namespace heddle::ops::cuda::batch_row {
 
-constexpr int kDepth = 64, kScalers = 4, kMostSplit = 8, kGroupColumns = 64;
-constexpr u32 kMatrixBytes = kGroupColumns * kDepth * 2;
-
-/// kRows: of a, rounded up; kGroups: multiplying warpgroups.
-template <int kRows, int kGroups, bool kIsChanged>
-struct Layout {
-  static constexpr int kLoader = kGroups * 4 + kScalers;  ///< The warp that asks for bytes.
-  static constexpr int kWriters = kLoader * 32;           ///< Threads that write the sums out.
-  static constexpr int kThreads = kWriters + 32 + (kIsChanged ? few_row::kChangers * 32 : 0);
-  static constexpr int kColumns = kGroups * kGroupColumns;
-  static constexpr int kPitch = kColumns + 4;  ///< Floats of a row of the sums on the way out.
-  static constexpr u32 kRowBytes = kRows * kDepth * 2;
-  static constexpr u32 kStageBytes = kGroups * kMatrixBytes + kRowBytes;
-  static constexpr u32 kChangeBytes =
-      kIsChanged ? kRows * kPitch * 4 + sizeof(few_row::ChangeJobs) : 0;
-  /// CTAs of a multiprocessor.
-  static constexpr int kResident = kGroups > 2 || kIsChanged ? 1 : 2;
-  /// An even number: a scaling warp has every second block, and so must see each use of its stages,
-  /// as a barrier tells only one use from the next.
-  static constexpr int kStages = (200 * 1024 / kResident - kChangeBytes) / kStageBytes / 2 * 2;
-  static constexpr u32 kBarriers = kStages * kStageBytes;
-  static constexpr u32 kSquares = (kBarriers + 3 * kStages * 8 + 15) / 16 * 16;
-  static constexpr u32 kFactors = kSquares + 2 * kRows * 4;
-  static constexpr u32 kChanges = kFactors + kRows * 4;
-  static constexpr u32 kBytes = kChanges + kChangeBytes;
-  static_assert(kRows * kPitch * 4 <= kBarriers);
-};
-
-struct Arguments {
-  CUtensorMap rows_map, maps[kMostFewRowSums + 1];
-  few_row::Arguments few;  ///< first_block: tiles.
-  int map_of[kMostFewRowSums];
-  bool is_wide[kMostFewRowSums];  ///< Four elements of y and start are 8 bytes of memory.
-  int split;                      ///< CTAs of a cluster, which share the depth of a tile.
-};
-
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-/// A CTA's work: blocks [begin, begin + steps) of the depth.
-struct Work {
-  const Arguments& p;
-  const few_row::Arguments& few;
-  const FewRowSum& sum;
-  int which, first, begin, steps, rank;
-
-  __device__ __forceinline__ bool is_gated() const { return sum.up != nullptr; }
-};
-
-/// The ring and its barriers, by block of the CTA's work.
-template <int kRows, int kGroups, bool kIsChanged>
-struct Ring {
-  using L = Layout<kRows, kGroups, kIsChanged>;
-  u32 base;
-
-  static __device__ __forceinline__ int stage(int i) { return i % L::kStages; }
-  static __device__ __forceinline__ int phase(int i) { return i / L::kStages & 1; }
-  __device__ __forceinline__ u32 matrix(int i) const { return base + stage(i) * L::kStageBytes; }
-  __device__ __forceinline__ u32 rows(int i) const { return matrix(i) + kGroups * kMatrixBytes; }
-  __device__ __forceinline__ u32 full(int i) const { return base + L::kBarriers + stage(i) * 8; }
-  __device__ __forceinline__ u32 scaled(int i) const { return full(i) + L::kStages * 8; }
-  __device__ __forceinline__ u32 empty(int i) const { return full(i) + 2 * L::kStages * 8; }
-  __device__ __forceinline__ void init() const {
-    for (int s = 0; s < L::kStages; ++s) {
-      mbar_init(full(s), 1);
-      mbar_init(scaled(s), 2);
-      mbar_init(empty(s), kGroups * 4);
-    }
-    fence_cluster_barriers();
-  }
-};
-
 /// One thread asks for all bytes.
-template <int kRows, int kGroups, bool kIsChanged>
+template <int kRows, int kGroups, Changes kChanges>
 __device__ __forceinline__ void load(const Work& work,
-                                     const Ring<kRows, kGroups, kIsChanged>& ring) {
-  using L = Layout<kRows, kGroups, kIsChanged>;
+                                     const Ring<kRows, kGroups, kChanges>& ring) {
+  using L = Layout<kRows, kGroups, kChanges>;
   const auto load_matrix = [&](int i) {
     const int depth = (work.begin + i) * kDepth;
     mbar_expect(ring.full(i), L::kStageBytes);
@@ -141,9 +69,9 @@ struct NormWeights {
 
 /// A warp's half of the rows of every second block, times the norm's weight. A lane has 8 elements
 /// of every fourth of these rows.
-template <int kRows, int kGroups, bool kIsChanged>
+template <int kRows, int kGroups, Changes kChanges>
 __device__ __forceinline__ void scale(const Work& work,
-                                      const Ring<kRows, kGroups, kIsChanged>& ring,
+                                      const Ring<kRows, kGroups, kChanges>& ring,
                                       float* squares) {
   constexpr int kOwn = kRows / 2, kVectors = kOwn / 4;
   const FewRowNorm& norm = work.few.norm;
@@ -156,6 +84,9 @@ __device__ __forceinline__ void scale(const Work& work,
     float weight[8];
     next.read(norm, weight);
     next.fetch(work, i + 2, place);
+    // A barrier tells only one use of its stage from the next, so each has to be seen.
+    if (Ring<kRows, kGroups, kChanges>::L::kStages % 2 != 0 && i > 0)
+      mbar_wait(ring.full(i - 1), ring.phase(i - 1));
     mbar_wait(ring.full(i), ring.phase(i));
 #pragma unroll
     for (int j = 0; j < kVectors; ++j) {
@@ -184,18 +115,57 @@ __device__ __forceinline__ void scale(const Work& work,
   }
 }
 
+/// A lane's part of B for the columns of a multiplying warp, of the set that all rows share:
+/// columns g and g + 8 of its 16.
+struct SetFactor {
+  uint2 b[2];
+
+  template <int kColumns>
+  static __device__ __forceinline__ SetFactor of(const Work& work) {
+    const int warp = static_cast<int>(threadIdx.x) / 32, lane = threadIdx.x % 32,
+              half = work.is_gated() ? kColumns / 2 : kColumns, layer = warp * 16 / half,
+              column = work.first + warp * 16 - layer * half + lane / 4;
+    const few_row::RunOfChange set = few_row::only_set(work.few, work.change(layer));
+    SetFactor own;
+#pragma unroll
+    for (int c = 0; c < 2; ++c)
+      own.b[c] = load_factor4(set.b + (column + 8 * c) * set.b_stride, lane % 4 * 4, set.rank,
+                              column + 8 * c < work.sum.columns);
+    return own;
+  }
+  /// Goes on with the sums of a warp; `lows` [kRows, kLowColumns] of its layer.
+  template <int kRows>
+  __device__ __forceinline__ void add_change(float (&acc)[kRows / 8][4], u32 lows) const {
+    const int lane = threadIdx.x % 32;
+    const u32 columns[4] = {b[0].x, b[1].x, b[0].y, b[1].y},
+              from = lows + lane / 4 * (kLowColumns * 2) + lane % 4 * 8;
+#pragma unroll
+    for (int n = 0; n < kRows / 8; ++n) {
+      uint2 x;
+      asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];"
+                   : "=r"(x.x), "=r"(x.y)
+                   : "r"(from + n * 8 * (kLowColumns * 2))
+                   : "memory");
+      mma_bf16(acc[n], columns, x.x, x.y);
+    }
+  }
+};
+
 /// The products of the CTA's blocks of the depth, to `sums` [kRows, kPitch].
-template <int kRows, int kGroups, bool kIsChanged>
+template <int kRows, int kGroups, Changes kChanges>
 __device__ __forceinline__ void multiply(const Work& work,
-                                         const Ring<kRows, kGroups, kIsChanged>& ring,
+                                         const Ring<kRows, kGroups, kChanges>& ring,
                                          float* sums) {
-  using L = Layout<kRows, kGroups, kIsChanged>;
+  using L = Layout<kRows, kGroups, kChanges>;
   const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-  const bool is_normed = work.few.norm.weight != nullptr;
+  constexpr bool kHasSet = L::kIsChanged && !L::kHasRuns;
+  SetFactor factor{};
+  if constexpr (kHasSet) factor = SetFactor::of<L::kColumns>(work);
+  wait_for_previous();
   float acc[kRows / 8][4];
   for (int i = 0; i < work.steps; ++i) {
     mbar_wait(ring.full(i), ring.phase(i));
-    if (is_normed) mbar_wait(ring.scaled(i), ring.phase(i));
+    if (work.is_normed()) mbar_wait(ring.scaled(i), ring.phase(i));
     const u64 a = make_descriptor(ring.matrix(i) + group * kMatrixBytes),
               b = make_descriptor(ring.rows(i));
     MmaHopper::fence();
@@ -208,7 +178,9 @@ __device__ __forceinline__ void multiply(const Work& work,
   }
   MmaHopper::wait<0>();
   pin(acc);
-  named_sync(1, kGroups * 128);  // all have read the ring, in whose place the sums lie
+  named_sync(1, L::kMeeting);  // all have read the ring, in whose place the sums lie
+  if constexpr (kHasSet)
+    factor.add_change<kRows>(acc, ring.factor(0, L::kIsGated ? (group * 4 + warp) * 32 / L::kColumns : 0));
 #pragma unroll
   for (int n = 0; n < kRows / 8; ++n) {
 #pragma unroll

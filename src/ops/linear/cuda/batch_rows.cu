@@ -9,13 +9,13 @@
 //
 // Four more warps apply the norm's weight to the rows in shared memory and add up the rows'
 // squares, which give the factor of the finished sums. One warp asks for matrices and rows. With
-// low-rank changes some more make those of the CTA's part of the rows meanwhile
-// (batch_row_changes.cuh).
+// low-rank changes two more multiply the rows by A (batch_row_changes.cuh), and all warps multiply
+// the lows by B on the way out.
 //
-// Shared memory: a ring of stages of 64 in depth, columns and rows with the 128-byte swizzle, and
-// barriers. full[s]: the bytes of a stage have landed. scaled[s]: its rows are multiplied by the
-// norm's weight. empty[s]: all multiplying warps are done with it. The sums lie in the place of the
-// ring on the way out.
+// Shared memory: a ring of stages of 64 in depth, columns and rows with the 128-byte swizzle and
+// tiles of A, and barriers. full[s]: the bytes of a stage have landed. scaled[s]: its rows are
+// multiplied by the norm's weight. empty[s]: all warps that multiply are done with it. The sums lie
+// in the place of the ring on the way out. With changes, a table of which rows have which B.
 #include "ops/linear/cuda/batch_rows.h"
 
 #include <algorithm>
@@ -25,7 +25,7 @@
 
 #include "ops/cuda/reduce.cuh"
 #include "ops/cuda/tensor_map.h"
-#include "ops/linear/cuda/batch_row_parts.cuh"
+#include "ops/linear/cuda/batch_row_changes.cuh"
 
 namespace heddle::ops::cuda {
 namespace {
@@ -75,28 +75,31 @@ __device__ __forceinline__ float4 total_of(const Work& work, u32 address, float 
   return {y.x * factor, y.y * factor, y.z * factor, y.w * factor};
 }
 
-/// The CTA's rows of the tile: the sums of all CTAs of the cluster and what follows them. `changes`
-/// [kRows / split, kPitch]: those of the sums, if kIsChanged.
-template <int kRows, int kGroups, bool kIsChanged>
-__device__ __forceinline__ void write_out(const Work& work, u32 base, float* factors,
-                                          const float* changes) {
-  using L = Layout<kRows, kGroups, kIsChanged>;
+/// The factor that the norm gives a row whose squares lie at `address`.
+template <int kRows>
+__device__ __forceinline__ float norm_factor(const Work& work, u32 address) {
+  float parts[kMostSplit], square = 0;
+#pragma unroll
+  for (int s = 0; s < kMostSplit; ++s)
+    parts[s] =
+        s < work.p.split ? load_from(address, s) + load_from(address + kRows * 4, s) : 0;
+#pragma unroll
+  for (int s = 0; s < kMostSplit; ++s) square += parts[s];
+  return rsqrtf(square / work.few.depth + work.few.norm.eps);
+}
+
+/// The CTA's rows of the tile: the sums of all CTAs of the cluster and what follows them.
+template <int kRows, int kGroups, Changes kChanges>
+__device__ __forceinline__ void write_out(const Work& work, u32 base, float* factors) {
+  using L = Layout<kRows, kGroups, kChanges>;
   const few_row::Arguments& few = work.few;
   const FewRowSum& sum = work.sum;
   const int split = work.p.split, per = kRows / split, row_base = work.rank * per,
             thread = threadIdx.x;
-  const bool is_normed = few.norm.weight != nullptr, is_wide = work.p.is_wide[work.which];
-  if (is_normed) {
-    if (thread < per) {
-      const u32 at = base + L::kSquares + (row_base + thread) * 4;
-      float parts[kMostSplit], square = 0;
-#pragma unroll
-      for (int s = 0; s < kMostSplit; ++s)
-        parts[s] = s < split ? load_from(at, s) + load_from(at + kRows * 4, s) : 0;
-#pragma unroll
-      for (int s = 0; s < kMostSplit; ++s) square += parts[s];
-      factors[thread] = rsqrtf(square / few.depth + few.norm.eps);
-    }
+  const bool is_wide = work.p.is_wide[work.which];
+  if (work.is_normed()) {
+    if (thread < per)
+      factors[thread] = norm_factor<kRows>(work, base + L::kSquares + (row_base + thread) * 4);
     named_sync(2, L::kWriters);
   }
   const int groups = (work.is_gated() ? L::kColumns / 2 : L::kColumns) / 4;  // of four columns
@@ -109,14 +112,9 @@ __device__ __forceinline__ void write_out(const Work& work, u32 base, float* fac
       before = load_four(
           static_cast<const bf16*>(sum.start) + row * sum.start_stride + work.first + column,
           is_wide, valid);
-    const float factor = is_normed ? factors[own] : 1.f;
+    const float factor = work.is_normed() ? factors[own] * sum.scale : sum.scale;
     const auto value = [&](int from) {
-      float4 y = total_of(work, base + (row * L::kPitch + from) * 4, factor);
-      if constexpr (kIsChanged) {
-        const float4 change = *reinterpret_cast<const float4*>(changes + own * L::kPitch + from);
-        y.x += change.x, y.y += change.y, y.z += change.z, y.w += change.w;
-      }
-      return float4{y.x * sum.scale, y.y * sum.scale, y.z * sum.scale, y.w * sum.scale};
+      return total_of(work, base + (row * L::kPitch + from) * 4, factor);
     };
     float4 y = value(column);
     if (work.is_gated()) {
@@ -128,17 +126,93 @@ __device__ __forceinline__ void write_out(const Work& work, u32 base, float* fac
   }
 }
 
+/// write_out() with changes of runs; `piece` has the factors of the warp's first one.
+template <int kRows, int kGroups, Changes kChanges>
+__device__ __forceinline__ void write_changed(const Work& work, u32 base, const ChangeTable& table,
+                                              Piece<kRows, kGroups, kChanges>& piece) {
+  using P = Piece<kRows, kGroups, kChanges>;
+  const few_row::Arguments& few = work.few;
+  const FewRowSum& sum = work.sum;
+  const int lane = threadIdx.x % 32, t = lane % 4, per = kRows / work.p.split,
+            row_end = min(few.rows, (work.rank + 1) * per), warp = threadIdx.x / 32;
+  const bool is_wide = work.p.is_wide[work.which];
+#pragma unroll 1
+  for (int i = warp; i < P::count(work); i += P::L::kWarps) {
+    if (!piece.place(work, i)) continue;
+    if (i != warp) piece.fetch(work, table, piece.row);
+    const int column = work.first + piece.own;
+    // Columns of the lane that are there, and what their sums are added to.
+    const int valid = sum.columns - column;
+    float before[2][P::kLaneColumns] = {};
+    if (sum.start != nullptr) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int row = piece.row + 2 * t + r;
+#pragma unroll
+        for (int c = 0; c < P::kLaneColumns; ++c) {
+          if (row < row_end && c < valid)
+            before[r][c] = load_value(sum.start, row * sum.start_stride + column + c);
+        }
+      }
+    }
+    float totals[P::kHalves][4] = {}, square = 0;
+#pragma unroll 1
+    for (int from = piece.row; from < min(piece.row + 8, kRows); from = piece.next) {
+      if (from > piece.row) piece.fetch(work, table, from);
+      if (!piece.is_deep) {
+        piece.sum(work, base, table, from, totals, square);
+        continue;
+      }
+      const PieceSums deep =
+          P::deep_sum(work.p, work.which, work.first, work.rank, base, table, piece.row, piece.own,
+                      from, min(piece.next, min(piece.row + 8, kRows)));
+      square = deep.square;
+#pragma unroll
+      for (int h = 0; h < P::kHalves; ++h) {
+#pragma unroll
+        for (int n = 0; n < 4; ++n) totals[h][n] += deep.totals[h][n];
+      }
+    }
+    const float of_line =
+        work.is_normed() ? rsqrtf(square / few.depth + few.norm.eps) * sum.scale : sum.scale;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float factor = __shfl_sync(0xffffffffu, of_line, (2 * t + r) * 4);
+      const int row = piece.row + 2 * t + r;
+      float y[P::kLaneColumns];
+#pragma unroll
+      for (int c = 0; c < P::kLaneColumns; ++c) {
+        y[c] = totals[c / 2][c % 2 * 2 + r] * factor;
+        if constexpr (P::kIsGated) y[c] = gated(y[c], totals[1][c % 2 * 2 + r] * factor);
+        y[c] += before[r][c];
+      }
+      if (row >= row_end) continue;
+      bf16* const to = static_cast<bf16*>(sum.y) + row * sum.y_stride + column;
+      if (is_wide && valid >= P::kLaneColumns) {
+#pragma unroll
+        for (int c = 0; c < P::kLaneColumns; c += 2)
+          *reinterpret_cast<u32*>(to + c) = pack_bf16(y[c], y[c + 1]);
+      } else {
+#pragma unroll
+        for (int c = 0; c < P::kLaneColumns; ++c) {
+          if (c < valid) to[c] = __float2bfloat16_rn(y[c]);
+        }
+      }
+    }
+  }
+}
+
 #endif
 
-template <int kRows, int kGroups, bool kIsChanged>
-__global__ void __launch_bounds__(Layout<kRows, kGroups, kIsChanged>::kThreads,
-                                  Layout<kRows, kGroups, kIsChanged>::kResident)
+template <int kRows, int kGroups, Changes kChanges>
+__global__ void __launch_bounds__(Layout<kRows, kGroups, kChanges>::kThreads,
+                                  Layout<kRows, kGroups, kChanges>::kResident)
     batch_rows_kernel(const __grid_constant__ Arguments p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using L = Layout<kRows, kGroups, kIsChanged>;
+  using L = Layout<kRows, kGroups, kChanges>;
   extern __shared__ unsigned char memory[];
   let_next_begin();
-  const Ring<kRows, kGroups, kIsChanged> ring{(smem_u32(memory) + 1023) & ~1023u};
+  const Ring<kRows, kGroups, kChanges> ring{(smem_u32(memory) + 1023) & ~1023u};
   unsigned char* const own = memory + (ring.base - smem_u32(memory));
   const auto floats = [&](u32 at) { return reinterpret_cast<float*>(own + at); };
   const few_row::Arguments& few = p.few;
@@ -157,49 +231,61 @@ __global__ void __launch_bounds__(Layout<kRows, kGroups, kIsChanged>::kThreads,
                   begin,
                   all * (rank + 1) / p.split - begin,
                   rank};
+  ChangeTable& table = *reinterpret_cast<ChangeTable*>(own + L::kTable);
   if (threadIdx.x == 0) ring.init();
   __syncthreads();
   if (warp == L::kLoader) {
     if (threadIdx.x % 32 == 0) load(work, ring);
     __syncwarp();
-  } else if (warp > L::kLoader) {
-    if constexpr (kIsChanged) {
-      const int per = kRows / p.split;
-      few_row::ChangedTile{few, sum, work.first, columns, rank * per, per}
-          .template make<L::kPitch, kGroups == 1 ? 4 : 2>(
-              static_cast<int>(threadIdx.x) - (L::kLoader + 1) * 32,
-              *reinterpret_cast<few_row::ChangeJobs*>(own + L::kChanges + kRows * L::kPitch * 4),
-              floats(L::kChanges));
-    }
-  } else {
+  } else if (warp < kGroups * 4) {
+    multiply(work, ring, floats(0));
+  } else if (warp < L::kLoader) {
     wait_for_previous();
-    if (warp < kGroups * 4)
-      multiply(work, ring, floats(0));
-    else if (few.norm.weight != nullptr)
-      scale(work, ring, floats(L::kSquares));
+    if (work.is_normed()) scale(work, ring, floats(L::kSquares));
+  } else if constexpr (L::kHasRuns) {
+    if (warp < L::kClerk) {
+      make_lows_of_runs(work, ring, warp - L::kLow);
+    } else {
+      fill_table<kRows, L::kColumns>(work, table);
+      wait_for_previous();
+    }
+  } else if constexpr (L::kIsChanged) {
+    make_lows_of_one_set(work, ring, warp - L::kLow,
+                         reinterpret_cast<bf16*>(own + L::kFactorTiles));
   }
-  cluster_sync();
-  if (warp < L::kLoader)
-    write_out<kRows, kGroups, kIsChanged>(work, ring.base, floats(L::kFactors),
-                                          floats(L::kChanges));
+  if constexpr (L::kHasRuns) {
+    const bool is_low = warp >= L::kLow && warp < L::kClerk, is_clerk = warp == L::kClerk;
+    if (warp >= kGroups * 4 && !is_low) named_sync(1, L::kMeeting);
+    // Warps that made lows did not wait for the table.
+    if (is_low) named_sync(4, (kLowWarps + 1) * 32);
+    if (is_clerk) named_arrive(4, (kLowWarps + 1) * 32);
+    Piece<kRows, kGroups, kChanges> piece;
+    if (piece.place(work, warp) && warp < piece.count(work)) piece.fetch(work, table, piece.row);
+    if (is_clerk) wait_for_lows_of_runs(work);
+    cluster_sync();
+    write_changed(work, ring.base, table, piece);
+  } else {
+    cluster_sync();
+    if (warp < L::kLoader) write_out<kRows, kGroups, kChanges>(work, ring.base, floats(L::kFactors));
+  }
   cluster_sync();  // until nobody reads this CTA's sums any more
 #endif
 }
 
-/// CTAs that the device holds at once, in clusters of config's.
+/// Clusters that the device holds at once.
 template <class Kernel>
-int resident_of(const Kernel& kernel, const cudaLaunchConfig_t& config, int split) {
+int resident_of(const Kernel& kernel, const cudaLaunchConfig_t& config) {
   int clusters = 0;
   if (cudaOccupancyMaxActiveClusters(&clusters, kernel, &config) != cudaSuccess || clusters < 1)
     throw std::runtime_error("batch_row_sums: the device holds no cluster of the kernel");
-  return clusters * split;
+  return clusters;
 }
 
-template <int kRows, int kGroups, bool kIsChanged>
+template <int kRows, int kGroups, Changes kChanges>
 void launch(Arguments& p, cudaStream_t stream) {
-  using L = Layout<kRows, kGroups, kIsChanged>;
+  using L = Layout<kRows, kGroups, kChanges>;
   constexpr int kBytes = L::kBytes + 1024;
-  const auto kernel = batch_rows_kernel<kRows, kGroups, kIsChanged>;
+  const auto kernel = batch_rows_kernel<kRows, kGroups, kChanges>;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   cudaStreamIsCapturing(stream, &status);
@@ -215,28 +301,30 @@ void launch(Arguments& p, cudaStream_t stream) {
   config.stream = stream;
   config.attrs = attributes;
   config.numAttrs = 1;
-  if (kIsChanged) {
+  if (L::kHasRuns) {
     static std::atomic<int> residents[kMostSplit + 1] = {};
     int resident = residents[p.split];
-    if (resident == 0) residents[p.split] = resident = resident_of(kernel, config, p.split);
-    p.few.makers = std::min(static_cast<int>(config.gridDim.x), resident);
+    if (resident == 0) residents[p.split] = resident = resident_of(kernel, config);
+    p.few.makers = std::min(static_cast<int>(config.gridDim.x) / p.split, resident);
   }
   config.numAttrs = status == cudaStreamCaptureStatusActive ? 2 : 1;
   cudaLaunchKernelEx(&config, kernel, p);
 }
 
-template <int kRows, bool kIsChanged>
-void launch(Arguments& p, int groups, cudaStream_t stream) {
-  if (groups == 1)
-    launch<kRows, 1, kIsChanged>(p, stream);
-  else
-    groups == 2 ? launch<kRows, 2, kIsChanged>(p, stream) : launch<kRows, 3, kIsChanged>(p, stream);
+template <Changes kChanges, int kGroups>
+void launch(Arguments& p, cudaStream_t stream) {
+  p.few.rows <= 32 ? launch<32, kGroups, kChanges>(p, stream)
+                   : launch<64, kGroups, kChanges>(p, stream);
 }
 
-template <bool kIsChanged>
+template <Changes kChanges>
+void launch_wide(Arguments& p, int groups, cudaStream_t stream) {
+  groups == 2 ? launch<kChanges, 2>(p, stream) : launch<kChanges, 3>(p, stream);
+}
+
+template <Changes kChanges>
 void launch(Arguments& p, int groups, cudaStream_t stream) {
-  p.few.rows <= 32 ? launch<32, kIsChanged>(p, groups, stream)
-                   : launch<64, kIsChanged>(p, groups, stream);
+  groups == 1 ? launch<kChanges, 1>(p, stream) : launch_wide<kChanges>(p, groups, stream);
 }
 
 int tiles_of(const std::vector<FewRowSum>& sums, int groups) {
@@ -255,21 +343,18 @@ struct Cut {
 };
 
 /// CTAs are up to 1.5 a multiprocessor, which has room for two, of which one is for the next
-/// launch's; one where tiles are so wide, or changes so large, that it has room for one, and not
-/// all of them if clusters are large. Each has no less than 4 blocks of the depth. Narrow tiles
-/// where wide ones are few; the widest where others are so many that some multiprocessors would get
-/// two and all wait for these.
-Cut cut_of(const std::vector<FewRowSum>& sums, bool is_changed) {
+/// launch's; one where tiles are so wide that it has room for one. Each has no less than 4 blocks
+/// of the depth. Narrow tiles where wide ones are few; the widest where others are so many that
+/// some multiprocessors would get two and all wait for these. It does not depend on changes: lows
+/// are summed by the parts of the depth.
+Cut cut_of(const std::vector<FewRowSum>& sums) {
   const int all = multiprocessors(), steps = (sums[0].terms[0].depth + kDepth - 1) / kDepth;
   Cut cut{2, 1};
   if (tiles_of(sums, 2) > all)
     cut.groups = 3;
   else if (sums[0].up == nullptr && tiles_of(sums, 1) * 8 <= all * 3)
     cut.groups = 1;
-  const int tiles = tiles_of(sums, cut.groups), most = cut.groups > 2 ? all
-                                                       : !is_changed
-                                                           ? all * 3 / 2
-                                                           : (cut.groups > 1 ? all : all * 3 / 4);
+  const int tiles = tiles_of(sums, cut.groups), most = cut.groups > 2 ? all : all * 3 / 2;
   while (cut.split < kMostSplit && tiles * cut.split * 2 <= most && steps >= cut.split * 8)
     cut.split *= 2;
   return cut;
@@ -283,20 +368,22 @@ bool is_on_8_bytes(const void* data, int64_t stride) {
 
 bool batch_rows_available() { return has_sm90a(); }
 
-bool batch_rows_are_faster(int rows, const std::vector<FewRowSum>& sums) {
+bool batch_rows_are_faster(int rows, const std::vector<FewRowSum>& sums, bool has_changes) {
   // few_rows holds more CTAs, each of fewer columns: it begins sooner and reads more slowly, with
-  // more than 8 rows much more so.
+  // more than 8 rows much more so. Each of its CTAs reads all of A.
   constexpr int64_t kMegabyte = 1'000'000;
   int64_t bytes = 0;
   for (const FewRowSum& sum : sums)
     bytes += int64_t{2} * sum.columns * sum.terms[0].depth * (sum.up != nullptr ? 2 : 1);
-  return rows > kMostFewRows || bytes > (rows > kMostFewRows / 2 ? 8 : 12) * kMegabyte;
+  const bool are_many = rows > kMostFewRows / 2;
+  const int most = has_changes ? (are_many ? 6 : 9) : (are_many ? 8 : 12);
+  return rows > kMostFewRows || bytes > most * kMegabyte;
 }
 
 void batch_row_sums(int rows, const std::vector<FewRowSum>& sums, cudaStream_t stream,
                     const FewRowNorm& norm, const FewRowSlots& slots) {
   if (rows < 1 || rows > kMostBatchRows || sums.empty() || sums.size() > kMostFewRowSums ||
-      slots.count > few_row::kMostRuns)
+      slots.count > kMostRuns)
     throw std::invalid_argument("batch_row_sums: too many rows, sums or runs, or none");
   Arguments p{};
   few_row::Arguments& few = p.few;
@@ -309,10 +396,9 @@ void batch_row_sums(int rows, const std::vector<FewRowSum>& sums, cudaStream_t s
   few.norm = norm;
   few.slots = slots;
   for (int i = 0; i < few.count; ++i) few.sums[i] = sums[static_cast<std::size_t>(i)];
-  const int runs = slots.runs != nullptr ? slots.count : few_row::kMostRuns / 8;
+  const int runs = slots.runs != nullptr ? slots.count : kMostBatchRows / kMostSlotRows;
   few.low_blocks = few.add_lows() * runs;
-  const bool is_changed = few.low_blocks > 0;
-  const Cut cut = cut_of(sums, is_changed);
+  const Cut cut = cut_of(sums);
   int tiles = 0, maps = 0;
   for (int i = 0; i < few.count; ++i) {
     const FewRowSum& sum = few.sums[i];
@@ -336,8 +422,16 @@ void batch_row_sums(int rows, const std::vector<FewRowSum>& sums, cudaStream_t s
   const int kept_rows = rows <= 32 ? 32 : 64;
   p.rows_map = tensor_map(input.a, rows, input.depth, input.a_stride, kept_rows);
   p.split = cut.split;
-  if (is_changed) few.counters = few_row::next_counters();
-  is_changed ? launch<true>(p, cut.groups, stream) : launch<false>(p, cut.groups, stream);
+  const bool has_runs = few.low_blocks > 0 && !few.has_one_set();
+  if (has_runs) few.counters = few_row::next_counters();
+  if (few.low_blocks == 0)
+    launch<Changes::kNone>(p, cut.groups, stream);
+  else if (few.has_gates())
+    has_runs ? launch_wide<Changes::kRunsGated>(p, cut.groups, stream)
+             : launch_wide<Changes::kOneSetGated>(p, cut.groups, stream);
+  else
+    has_runs ? launch<Changes::kRuns>(p, cut.groups, stream)
+             : launch<Changes::kOneSet>(p, cut.groups, stream);
   check_launch("batch_row_sums");
 }
 

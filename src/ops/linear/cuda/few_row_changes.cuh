@@ -1,7 +1,8 @@
 // Arguments of the products of a few rows, and their low-rank changes: which rows have which, and
-// the CTAs that make the lows (few_rows.cu says how the launch goes).
+// the CTAs that make the lows of several sets (few_rows.cu says how the launch goes).
 #pragma once
 
+#include <algorithm>
 #include <stdexcept>
 
 #include "ops/cuda/dependent_launch.cuh"
@@ -23,7 +24,7 @@ struct Arguments {
   const void* x;
   int64_t x_stride;
   int depth, low_blocks;
-  int makers;                       ///< batch_rows: CTAs that make lows.
+  int makers;                       ///< batch_rows: clusters that make lows of runs.
   int resident;                     ///< CTAs that the device holds at a time.
   int low_change[kMostFewRowSums];  ///< Twice the sum's number; one more: its up_change.
   int first_low[kMostFewRowSums], low_count;
@@ -43,6 +44,17 @@ struct Arguments {
       tiles += (rank + kColumns - 1) / kColumns;
     }
     return tiles;
+  }
+  /// All changes are of one set, and of ranks that make one tile; after add_lows().
+  bool has_one_set() const {
+    if (slots.runs != nullptr) return slots.is_one_set && slots.rank <= kColumns;
+    for (int i = 0; i < count; ++i) {
+      if (sums[i].change.rank > kColumns || sums[i].up_change.rank > kColumns) return false;
+    }
+    return true;
+  }
+  bool has_gates() const {
+    return std::any_of(sums, sums + count, [](const FewRowSum& sum) { return sum.up != nullptr; });
   }
 };
 
@@ -129,35 +141,91 @@ __device__ __forceinline__ u32 load_acquired(const u32* address) {
   return v;
 }
 
-/// Every warp for itself, until all lows are there.
-__device__ __forceinline__ void wait_for_lows(const Arguments& p) {
+/// Every warp for itself, until all lows are there: `count` announcements.
+__device__ __forceinline__ void wait_for_lows(const Arguments& p, u32 count) {
   if (threadIdx.x % 32 == 0) {
-    while (load_acquired(p.counters) < static_cast<u32>(p.low_blocks)) {
+    while (load_acquired(p.counters) < count) {
     }
   }
   __syncwarp();
 }
 
-/// Sums of the warps that make a low.
-template <int kWarps>
-struct LowShared {
-  float sums[kWarps][1][8][kColumns];
-  float squares[kWarps][1][8];
+/// By one thread, after a barrier with those that wrote them.
+__device__ __forceinline__ void announce_lows(const Arguments& p, u32 count) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(p.counters), "r"(count) : "memory");
+}
+
+/// The change of the one set that all rows have which have any; of rank 0, if there is none. By
+/// whole warps, of which each lane may ask for another layer's.
+__device__ __forceinline__ RunOfChange only_set(const Arguments& p, const FewRowChange& change) {
+  if (p.slots.runs == nullptr) return run_of(p, change, 0, 0);
+  int slot = -1;
+  for (int i = threadIdx.x % 32; i < p.slots.count; i += 32) {
+    const SlotRun run = load_run(p.slots.runs, i);
+    if (run.rows > 0) slot = max(slot, run.slot);
+  }
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2)
+    slot = max(slot, __shfl_xor_sync(0xffffffffu, slot, step));
+  if (slot < 0 || change.slots == nullptr) return {};
+  const SlotFactors factors = load_factors(change.slots, slot);
+  return {0,
+          0,
+          p.rows,
+          static_cast<const bf16*>(factors.a),
+          static_cast<const bf16*>(factors.b),
+          p.depth,
+          factors.rank,
+          factors.rank,
+          factors.scale};
+}
+
+/// Up to 64 rows.
+struct RowMask {
+  u64 bits;
+  __device__ __forceinline__ bool has(int row) const { return (bits >> row & 1) != 0; }
 };
 
-/// 16 columns of a change's low for one run of rows, number `block` of all, by kWarps warps, of
-/// which `sync` is a barrier. Of S sums and squares of the warps, as in LowShared.
-template <int kTiles, int kWarps, int kAhead, class S, class Sync>
-__device__ __forceinline__ void make_low(const Arguments& p, S& shared, int block, int thread,
-                                         const Sync& sync) {
-  const int runs = p.slots.runs != nullptr ? p.slots.count : kTiles, tile = block / runs;
+/// Rows that have a set, by whole warps.
+__device__ __forceinline__ RowMask rows_of_sets(const Arguments& p) {
+  if (p.slots.runs == nullptr) return {~u64{0}};
+  u64 bits = 0;
+  for (int i = threadIdx.x % 32; i < p.slots.count; i += 32) {
+    const SlotRun run = load_run(p.slots.runs, i);
+    if (run.rows > 0 && run.slot >= 0) bits |= ((u64{1} << run.rows) - 1) << run.first;
+  }
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) bits |= __shfl_xor_sync(0xffffffffu, bits, step);
+  return {bits};
+}
+
+/// 16 columns of a change's low for one run of rows.
+struct LowItem {
+  const FewRowChange* change;
+  RunOfChange run;  ///< Without rows: there is nothing to do.
+  int first;        ///< The first column.
+};
+
+/// Item `i` of all, where a table has so many runs.
+__device__ __forceinline__ LowItem low_item(const Arguments& p, int runs, int i) {
+  const int tile = i / runs;
   int which = 0;
   while (which + 1 < p.low_count && tile >= p.first_low[which + 1]) ++which;
   const FewRowSum& sum = p.sums[p.low_change[which] / 2];
   const FewRowChange& change = p.low_change[which] % 2 == 1 ? sum.up_change : sum.change;
-  const RunOfChange run = run_of(p, change, 0, block % runs);
-  const int first = (tile - p.first_low[which]) * kColumns;
-  if (run.rows > 0 && first < run.rank) {
+  LowItem item{&change, run_of(p, change, 0, i % runs), (tile - p.first_low[which]) * kColumns};
+  if (item.first >= item.run.rank) item.run.rows = 0;
+  return item;
+}
+
+/// Item `block` of the lows, by the kWarps warps of a CTA. Of S their sums and squares.
+template <int kTiles, int kWarps, class S>
+__device__ __forceinline__ void make_low(const Arguments& p, S& shared, int block) {
+  const int thread = static_cast<int>(threadIdx.x);
+  const LowItem item = low_item(p, p.slots.runs != nullptr ? p.slots.count : kTiles, block);
+  const RunOfChange& run = item.run;
+  const int first = item.first;
+  if (run.rows > 0) {
     const int warp = thread / 32, lane = thread % 32, line = lane / 4, place = lane % 4 * 8;
     const bool has_low = first + line < run.rank, has_high = first + line + 8 < run.rank;
     const bf16* const from = run.a + (first + line) * run.a_stride + place;
@@ -200,7 +268,7 @@ __device__ __forceinline__ void make_low(const Arguments& p, S& shared, int bloc
     put(sums, total);
     const float of_row = lane_sum<4>(square[0]);
     if (lane % 4 == 0) shared.squares[warp][0][line] = of_row;
-    sync();
+    __syncthreads();
     const int row = thread / kColumns, column = thread % kColumns;
     if (row < run.rows) {
       float y = 0, squares = 0;
@@ -210,14 +278,13 @@ __device__ __forceinline__ void make_low(const Arguments& p, S& shared, int bloc
         squares += shared.squares[w][0][row];
       }
       if (p.norm.weight != nullptr) y *= rsqrtf(squares / p.depth + p.norm.eps);
+      const FewRowChange& change = *item.change;
       static_cast<bf16*>(change.low)[(run.first + row) * change.low_stride + first + column] =
           __float2bfloat16_rn(y * run.scale);
     }
-    sync();
+    __syncthreads();
   }
-  if (thread == 0)
-    asm volatile("fence.acq_rel.gpu;\nred.release.gpu.global.add.u32 [%0], 1;" ::"l"(p.counters)
-                 : "memory");
+  if (thread == 0) announce_lows(p, 1);
 }
 
 }  // namespace heddle::ops::cuda::few_row

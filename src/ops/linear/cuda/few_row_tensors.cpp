@@ -100,6 +100,14 @@ std::int64_t low_columns(const FewRowLayers& call, std::size_t i) {
   return has_change(call.layers[i]) ? (call.layers[i].a.size(0) + kTile - 1) / kTile * kTile : 0;
 }
 
+/// Room for the lows of all layers, as cuda::FewRowChange::low wants it of either kernel.
+at::Tensor empty_lows(const FewRowLayers& call, bool is_batch) {
+  std::int64_t width = 0;
+  for (std::size_t i = 0; i < call.layers.size(); ++i) width += low_columns(call, i);
+  const std::int64_t rows = call.x.size(0);
+  return at::empty({is_batch ? cuda::kMostBatchRowParts * rows : rows, width}, call.x.options());
+}
+
 /// Whether they are as wide as the layers of a decoder.
 bool are_many_columns(const std::vector<Products>& sums) {
   std::int64_t columns = 0;
@@ -207,36 +215,38 @@ Tensors few_row_layers(const KernelTable& kernels, const FewRowLayers& call) {
     norm = {call.norm->value.const_data_ptr(), cuda::element_of(call.norm->value),
             call.norm->offset, static_cast<float>(call.eps)};
   }
-  std::int64_t width = 0;
-  for (std::size_t i = 0; i < call.layers.size(); ++i) width += low_columns(call, i);
-  const at::Tensor lows = at::empty({call.x.size(0), width}, call.x.options());
   cuda::FewRowSlots slots;
   if (call.slots) {
     const cuda::SlotLayers tables = grouped_low_rank_cuda::slot_layers(*call.slots);
-    slots = {tables.runs, tables.run_count, tables.rank};
+    slots = {tables.runs, tables.run_count, tables.rank, call.slots->is_one_set};
   }
-  std::int64_t first = 0;
   Tensors results;
   std::vector<cuda::FewRowSum> work;
   for (std::size_t i = 0; i < call.layers.size(); ++i) {
     const FewRowLayers::Layer& layer = call.layers[i];
-    const cuda::FewRowChange change = change_of(call, i, lows, first);
-    first += low_columns(call, i);
     if (call.is_gated && i == 1) {
       work[0].up = layer.weight.const_data_ptr();
-      work[0].up_change = change;
       continue;
     }
     results.push_back(at::empty({call.x.size(0), layer.weight.size(0)}, call.x.options()));
     work.push_back(sum_into(results.back(), call.residual));
     work.back().terms[0] = term_of(call.x, layer.weight);
     work.back().term_count = 1;
-    work.back().change = change;
   }
   const int rows = static_cast<int>(call.x.size(0));
-  cuda::batch_rows_available() && cuda::batch_rows_are_faster(rows, work)
-      ? cuda::batch_row_sums(rows, work, on.stream(), norm, slots)
-      : cuda::few_row_sums(rows, work, on.stream(), norm, slots);
+  const bool has_changes =
+      call.slots || std::any_of(call.layers.begin(), call.layers.end(), has_change);
+  const bool is_batch =
+      cuda::batch_rows_available() && cuda::batch_rows_are_faster(rows, work, has_changes);
+  const at::Tensor lows = empty_lows(call, is_batch);
+  std::int64_t first = 0;
+  for (std::size_t i = 0; i < call.layers.size(); ++i) {
+    (call.is_gated && i == 1 ? work[0].up_change : work[i].change) =
+        change_of(call, i, lows, first);
+    first += low_columns(call, i);
+  }
+  is_batch ? cuda::batch_row_sums(rows, work, on.stream(), norm, slots)
+           : cuda::few_row_sums(rows, work, on.stream(), norm, slots);
   return results;
 }
 

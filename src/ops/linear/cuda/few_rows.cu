@@ -15,20 +15,23 @@
 // - The norm of a: its weight is applied while a is read, and the rows' squares, which the warps
 //   see anyway, give the factor of the finished sum.
 // - SwiGLU: the low 8 of a CTA's 16 columns are columns of gate, the high 8 the same ones of up.
-// - Low-rank changes: the first CTAs of the launch make low = a A^T, each 16 columns of up to 8
-//   rows, while the others sum up the wide products and wait for a count of the first ones before
-//   they multiply by B. CTAs start in the order of their numbers, and the first ones wait for
-//   nobody. Which rows have which A and B may stand in tables on the device, so that a recorded
-//   launch serves any sets; a row's bits depend on neither the others nor their sets.
+// - Low-rank changes: where all rows share one set, each CTA makes low = a A^T beside its wide
+//   products: A is small, and all read it from the cache. Otherwise the first CTAs of the launch
+//   make the lows, each 16 columns of up to 8 rows, while the others sum up the wide products and
+//   wait for a count of the first ones before they multiply by B. CTAs start in the order of their
+//   numbers, and the first ones wait for nobody. Both ways sum in one order. Which rows have which
+//   A and B may stand in tables on the device, so that a recorded launch serves any sets; a row's
+//   bits depend on neither the others nor their sets.
 //
 // On-chip memory of a CTA: the sums of its warps, 16 x 8 floats each for every 8 rows, and their
-// squares. With changes: the outputs of two.
+// squares. With changes: the outputs of two; of one set the warps' sums of its lows, and these.
 #include "ops/linear/cuda/few_rows.h"
 
 #include <algorithm>
 #include <mutex>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 
 #include "ops/linear/cuda/few_row_changes.cuh"
 
@@ -37,26 +40,98 @@ namespace {
 
 using namespace few_row;
 
-template <int kTiles, int kWarps, bool kIsChanged>
+/// Low-rank changes of a launch.
+enum class Changes {
+  kNone,
+  kOneSet,  ///< Rows that have a change have the same set's, of ranks up to kColumns.
+  kRuns,    ///< Runs of rows, each with a set of its own.
+};
+
+template <int kTiles, int kWarps>
+struct LowShared {
+  __align__(16) bf16 lows[kTiles * 8][kDepth];  ///< Zeros beyond the rank.
+  float sums[kWarps][kTiles][8][kColumns];
+  bool has_set[kTiles * 8];
+};
+struct Nothing {};
+
+template <int kTiles, int kWarps, Changes kKind>
 struct Shared {
   float sums[kWarps][kTiles][8][kColumns];
   float squares[kWarps][kTiles][8];
-  static constexpr int kChanges = kIsChanged ? 2 : 1;  // one element that is not used
-  float changes[kChanges][kTiles * 8][kColumns];
+  static constexpr int kChanges = kKind == Changes::kRuns ? 2 : 1;
+  float changes[kChanges][kTiles * 8][kColumns];  // without changes not used
+  std::conditional_t<kKind == Changes::kOneSet, LowShared<kTiles, kWarps>, Nothing> low;
+};
+
+/// The products of all rows with the A of one set, of which each warp has a part of the depth, and
+/// their product with B.
+template <int kTiles, int kWarps, class S>
+struct OneSet {
+  /// Blocks of A on their way: as many as registers are left.
+  static constexpr int kAtOnce = (kWarps > 8 ? kAhead : kAhead / 2) / kTiles;
+  RunOfChange set;
+  Vector a[kAtOnce][2];
+  float total[kTiles][4] = {};
+
+  __device__ __forceinline__ void fetch(int depth, int base) {
+    const int line = threadIdx.x % 32 / 4, place = threadIdx.x % 4 * 8;
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n) {
+      const int at = base + n * kWarps * kDepth + place;
+      a[n][0] = {}, a[n][1] = {};
+      if (at >= depth) continue;
+      if (line < set.rank) a[n][0] = load<8>(set.a + line * set.a_stride + at);
+      if (line + 8 < set.rank) a[n][1] = load<8>(set.a + (line + 8) * set.a_stride + at);
+    }
+  }
+  /// Adds the products of kAhead blocks; the first ones of A have been fetched.
+  __device__ __forceinline__ void add(int depth, int base, const Vector (&x)[kAhead][kTiles]) {
+#pragma unroll
+    for (int n = 0; n < kAhead; ++n) {
+      if (n > 0 && n % kAtOnce == 0) fetch(depth, base + n * kWarps * kDepth);
+      multiply(total, a[n % kAtOnce][0], a[n % kAtOnce][1], x[n]);
+    }
+  }
+  /// By the CTA, of which each warp has put its sums there.
+  template <class Factor>
+  __device__ __forceinline__ void make_lows(S& shared, const Factor& rstd, bool is_normed) const {
+    for (int i = threadIdx.x; i < kTiles * 8 * kDepth; i += kWarps * 32) {
+      const int row = i / kDepth, column = i % kDepth;
+      float y = 0;
+      if (column < set.rank && shared.low.has_set[row]) {
+#pragma unroll
+        for (int w = 0; w < kWarps; ++w) y += shared.low.sums[w][row / 8][row % 8][column];
+        if (is_normed) y *= rstd(row);
+      }
+      shared.low.lows[row][column] = __float2bfloat16_rn(y * set.scale);
+    }
+  }
+  /// By a warp: the changes of 8 rows of the CTA's columns.
+  __device__ __forceinline__ void put_changes(S& shared, int tile, const Vector& low_columns,
+                                              const Vector& high_columns) const {
+    const int lane = threadIdx.x % 32, line = lane / 4, place = lane % 4 * 8;
+    float output[1][4] = {};
+    Vector low[1] = {
+        *reinterpret_cast<const Vector*>(&shared.low.lows[tile * 8 + line][place])};
+    multiply(output, low_columns, high_columns, low);
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      shared.changes[0][tile * 8 + lane % 4 * 2 + i % 2][lane / 4 + i / 2 * 8] = output[0][i];
+  }
 };
 
 /// kTiles times 8 rows. The more CTAs of 8 warps a multiprocessor holds, the busier is the memory.
-template <int kTiles, int kWarps, bool kIsChanged>
+template <int kTiles, int kWarps, Changes kChanges>
 __global__ void __launch_bounds__(kWarps * 32, kWarps > 8 ? 1 : 4 - kTiles)
     sums_kernel(const __grid_constant__ Arguments p) {
-  using S = Shared<kTiles, kWarps, kIsChanged>;
+  using S = Shared<kTiles, kWarps, kChanges>;
+  constexpr bool kIsOneSet = kChanges == Changes::kOneSet, kHasRuns = kChanges == Changes::kRuns;
   __shared__ __align__(16) S shared;
   let_next_begin();
   int block = static_cast<int>(blockIdx.x);
-  if constexpr (kIsChanged) {
-    if (block < p.low_blocks)
-      return make_low<kTiles, kWarps, kAhead>(p, shared, block, threadIdx.x,
-                                              [] { __syncthreads(); });
+  if constexpr (kHasRuns) {
+    if (block < p.low_blocks) return make_low<kTiles, kWarps>(p, shared, block);
     block -= p.low_blocks;
   }
   int which = 0;
@@ -98,7 +173,23 @@ __global__ void __launch_bounds__(kWarps * 32, kWarps > 8 ? 1 : 4 - kTiles)
   const auto high_of = [&](int t) { return t == 0 && is_gated ? sum.up : sum.terms[t].b; };
   // The matrices are on their way while the rows of a are still being computed.
   fetch_columns(sum.terms[0], high_of(0), warp * kDepth);
-  if constexpr (kIsChanged) {
+  OneSet<kTiles, kWarps, S> one_set;
+  Vector factor_low{}, factor_high{};
+  if constexpr (kIsOneSet) {
+    if (threadIdx.x < kTiles * 8) shared.low.has_set[threadIdx.x] = p.slots.runs == nullptr;
+    __syncthreads();
+    if (threadIdx.x < static_cast<unsigned>(p.slots.count)) {
+      const SlotRun run = load_run(p.slots.runs, threadIdx.x);
+      for (int r = 0; r < run.rows && run.slot >= 0; ++r) shared.low.has_set[run.first + r] = true;
+    }
+    one_set.set = only_set(p, sum.change);
+    one_set.fetch(p.depth, warp * kDepth);
+    if (warp < kTiles) {
+      factor_low = load_factor(one_set.set, low_column, place);
+      factor_high = load_factor(one_set.set, high_column, place);
+    }
+  }
+  if constexpr (kHasRuns) {
     // Rows without a change, and halves that a change does not have.
     float* const changes = &shared.changes[0][0][0];
     for (int i = threadIdx.x; i < S::kChanges * kTiles * 8 * kColumns; i += kWarps * 32)
@@ -141,9 +232,15 @@ __global__ void __launch_bounds__(kWarps * 32, kWarps > 8 ? 1 : 4 - kTiles)
         if (t == 0 && is_normed && column < term.depth) apply_norm(p.norm, column, a[n], squares);
         multiply(total, b[n][0], b[n][1], a[n]);
       }
+      if constexpr (kIsOneSet) {
+        if (t > 0) continue;
+        if (base > warp * kDepth) one_set.fetch(p.depth, base);
+        one_set.add(p.depth, base, a);
+      }
     }
   }
   put(shared.sums[warp], total);
+  if constexpr (kIsOneSet) put(shared.low.sums[warp], one_set.total);
 #pragma unroll
   for (int r = 0; r < kTiles; ++r) {
     const float square = lane_sum<4>(squares[r]);
@@ -164,7 +261,7 @@ __global__ void __launch_bounds__(kWarps * 32, kWarps > 8 ? 1 : 4 - kTiles)
                      column * after.terms[0].b_stride,
                  static_cast<u32>(after.terms[0].depth * 2));
   };
-  if constexpr (kIsChanged) {
+  if constexpr (kHasRuns) {
     const int jobs = (p.slots.runs != nullptr ? p.slots.count : kTiles) * (is_gated ? 2 : 1);
     bring_successor_near();
     for (int job = warp; job < jobs; job += kWarps) {
@@ -178,7 +275,7 @@ __global__ void __launch_bounds__(kWarps * 32, kWarps > 8 ? 1 : 4 - kTiles)
         columns[1] = has_high ? load_factor(run, high_column, at) : Vector{};
       };
       if (!is_idle) fetch_factor(place);
-      if (job == warp) wait_for_lows(p);
+      if (job == warp) wait_for_lows(p, static_cast<u32>(p.low_blocks));
       if (is_idle) continue;
       float output[1][4] = {};
       for (int at = place; at - place < run.rank; at += kDepth) {
@@ -197,7 +294,7 @@ __global__ void __launch_bounds__(kWarps * 32, kWarps > 8 ? 1 : 4 - kTiles)
     }
   }
   __syncthreads();
-  if constexpr (kIsChanged) {
+  if constexpr (kHasRuns) {
     if (threadIdx.x == 0) leave_lows(p, gridDim.x - static_cast<u32>(p.low_blocks));
   }
   const auto rstd = [&](int row) {
@@ -207,6 +304,12 @@ __global__ void __launch_bounds__(kWarps * 32, kWarps > 8 ? 1 : 4 - kTiles)
     for (int w = 0; w < kWarps; ++w) square += shared.squares[w][row / 8][row % 8];
     return rsqrtf(square / sum.terms[0].depth + p.norm.eps);
   };
+  if constexpr (kIsOneSet) {
+    one_set.make_lows(shared, rstd, is_normed);
+    __syncthreads();
+    if (warp < kTiles) one_set.put_changes(shared, warp, factor_low, factor_high);
+    __syncthreads();
+  }
 
 #pragma unroll
   for (int n = 0; n < kOutputs; ++n) {
@@ -217,7 +320,7 @@ __global__ void __launch_bounds__(kWarps * 32, kWarps > 8 ? 1 : 4 - kTiles)
 #pragma unroll
       for (int w = 0; w < kWarps; ++w) y += shared.sums[w][row / 8][row % 8][of];
       y *= rstd(row);
-      if constexpr (kIsChanged) {
+      if constexpr (kIsOneSet || kHasRuns) {
 #pragma unroll
         for (int c = 0; c < S::kChanges; ++c) y += shared.changes[c][row][of];
       }
@@ -241,25 +344,30 @@ void check(cudaError_t status) {
     throw std::runtime_error(std::string("few_row_sums: ") + cudaGetErrorString(status));
 }
 
-template <int kTiles, int kWarps, bool kIsChanged>
+template <int kTiles, int kWarps, Changes kChanges>
 void launch(Arguments& p, int blocks, cudaStream_t stream) {
   static const int per_multiprocessor = [] {
     int count = 0;
     check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(
-        &count, sums_kernel<kTiles, kWarps, kIsChanged>, kWarps * 32, 0));
+        &count, sums_kernel<kTiles, kWarps, kChanges>, kWarps * 32, 0));
     return count;
   }();
   p.resident = per_multiprocessor * multiprocessors();
   const dim3 grid(static_cast<unsigned>(blocks + p.low_blocks),
                   static_cast<unsigned>((p.rows + kTiles * 8 - 1) / (kTiles * 8)));
-  launch_dependent(sums_kernel<kTiles, kWarps, kIsChanged>, grid, dim3(kWarps * 32), 0, stream, p);
+  launch_dependent(sums_kernel<kTiles, kWarps, kChanges>, grid, dim3(kWarps * 32), 0, stream, p);
 }
 
 /// A launch of few CTAs needs more warps in each to keep the memory busy.
-template <int kTiles, bool kIsChanged>
+template <int kTiles, Changes kChanges>
 void launch(Arguments& p, int blocks, cudaStream_t stream) {
-  blocks <= kFewBlocks ? launch<kTiles, 16, kIsChanged>(p, blocks, stream)
-                       : launch<kTiles, 8, kIsChanged>(p, blocks, stream);
+  blocks <= kFewBlocks ? launch<kTiles, 16, kChanges>(p, blocks, stream)
+                       : launch<kTiles, 8, kChanges>(p, blocks, stream);
+}
+
+template <Changes kChanges>
+void launch(Arguments& p, int blocks, cudaStream_t stream) {
+  p.rows <= 8 ? launch<1, kChanges>(p, blocks, stream) : launch<2, kChanges>(p, blocks, stream);
 }
 
 }  // namespace
@@ -312,13 +420,17 @@ void few_row_sums(int rows, const std::vector<FewRowSum>& sums, cudaStream_t str
   if (rows > kMostFewRows && is_changed)
     throw std::invalid_argument("few_row_sums: too many rows for changes");
   if (is_changed) {
-    p.low_blocks = low_tiles * runs;
-    p.counters = next_counters();
-    rows <= 8 ? launch<1, true>(p, blocks, stream) : launch<2, true>(p, blocks, stream);
+    if (p.has_one_set() && !p.has_gates()) {
+      launch<Changes::kOneSet>(p, blocks, stream);
+    } else {
+      p.low_blocks = low_tiles * runs;
+      p.counters = next_counters();
+      launch<Changes::kRuns>(p, blocks, stream);
+    }
   } else if (deepest <= kDepth * kAhead) {
-    launch<2, 1, false>(p, blocks, stream);  // one warp sums them alone
+    launch<2, 1, Changes::kNone>(p, blocks, stream);  // one warp sums them alone
   } else {
-    rows <= 8 ? launch<1, false>(p, blocks, stream) : launch<2, false>(p, blocks, stream);
+    launch<Changes::kNone>(p, blocks, stream);
   }
   check_launch("few_row_sums");
 }

@@ -30,7 +30,9 @@ struct FewRowChange {
   /// A, b, rank and scale of each row's set, found by FewRowSlots; null: all rows have the ones
   /// above.
   const SlotFactors* slots = nullptr;
-  void* low = nullptr;  ///< [rows,rank], written; rows of 16 bytes, ranks rounded up to 16.
+  /// Written: [rows,rank], of batch_row_sums() [kMostBatchRowParts,rows,rank]; ranks rounded up to
+  /// 16, rows of 16 bytes.
+  void* low = nullptr;
   int64_t low_stride = 0;
 };
 
@@ -39,6 +41,7 @@ struct FewRowSlots {
   const SlotRun* runs = nullptr;
   int count = 0;
   int rank = 0;  ///< No less than any set's, a multiple of 16.
+  bool is_one_set = false;  ///< All runs that have a set have the same.
 };
 
 /// y [rows,columns] = start + scale times the sum of a b^T over the terms, bf16, summed in fp32.
