@@ -102,62 +102,94 @@ __device__ __forceinline__ void fill_table(const Work& work, ChangeTable& table)
   }
 }
 
-/// Adds the products of block i: 16 rows of a tile of A, 8 rows a tile of the input. A lane reads 8
-/// elements in a row of either, as in multiply() of few_row_parts.cuh.
+/// Adds the products of a block: 16 rows of a tile of A, 8 rows a tile of the input, from
+/// `first_row` on. Two tiles of the input come by one load, a single one with two steps of 16.
 template <int kTiles, int kRows>
 __device__ __forceinline__ void add_block(float (&total)[kTiles][4], u32 a, u32 rows,
                                           int first_row) {
-  const int lane = threadIdx.x % 32, line = lane / 4;
+  const int lane = threadIdx.x % 32, line = lane % 8, part = lane / 8;
 #pragma unroll
-  for (int half = 0; half < kDepth; half += kDepth / 2) {
-    const int place = half + lane % 4 * 8;
-    const uint4 low = ld_shared16(tile_address(a, kLowColumns, line, place)),
-                high = ld_shared16(tile_address(a, kLowColumns, line + 8, place));
-    const u32 first[4] = {low.x, high.x, low.y, high.y}, second[4] = {low.z, high.z, low.w, high.w};
+  for (int k = 0; k < kDepth; k += 16) {
+    u32 columns[4];
+    ldmatrix4(columns, tile_address(a, kLowColumns, line + part % 2 * 8, k + part / 2 * 8));
+    u32 x[kTiles][2];
+    if constexpr (kTiles == 1) {
+      const u32 at = tile_address(rows, kRows, min(first_row + line, kRows - 1), k + part % 2 * 8);
+      asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+                   : "=r"(x[0][0]), "=r"(x[0][1])
+                   : "r"(at)
+                   : "memory");
+    } else {
 #pragma unroll
-    for (int r = 0; r < kTiles; ++r) {
-      const int row = min(first_row + r * 8 + line, kRows - 1);
-      const uint4 x = ld_shared16(tile_address(rows, kRows, row, place));
-      mma_bf16(total[r], first, x.x, x.y);
-      mma_bf16(total[r], second, x.z, x.w);
+      for (int r = 0; r < kTiles; r += 2) {
+        u32 two[4];
+        ldmatrix4(two, tile_address(rows, kRows, first_row + (r + part / 2) * 8 + line,
+                                    k + part % 2 * 8));
+        x[r][0] = two[0], x[r][1] = two[1], x[r + 1][0] = two[2], x[r + 1][1] = two[3];
+      }
     }
+#pragma unroll
+    for (int r = 0; r < kTiles; ++r) mma_bf16(total[r], columns, x[r][0], x[r][1]);
   }
 }
 
 /// All blocks of an item, from memory, in the order of add_block().
 __device__ __forceinline__ void add_from_memory(const Work& work, const LowItem& item,
-                                                float (&total)[1][4]) {
+                                                float (&total)[4]) {
   const few_row::Arguments& few = work.few;
   const RunOfChange& run = item.run;
   const int lane = threadIdx.x % 32, line = lane / 4, row = item.first + line;
+  const auto pair = [](const bf16* from, bool is_there) {
+    return is_there ? __ldcg(reinterpret_cast<const u32*>(from)) : 0u;
+  };
 #pragma unroll 2
-  for (int i = 0; i < work.steps * 2; ++i) {
-    const int column = work.begin * kDepth + i * (kDepth / 2) + lane % 4 * 8;
-    FewRowVector low{}, high{}, x[1] = {};
-    if (column < few.depth) {
-      if (row < run.rank) low = cuda::load<8>(run.a + row * run.a_stride + column);
-      if (row + 8 < run.rank) high = cuda::load<8>(run.a + (row + 8) * run.a_stride + column);
-      if (line < run.rows) x[0] = load_row(few.x, (run.first + line) * few.x_stride + column);
-      float squares[1] = {};
-      if (work.is_normed()) apply_norm(few.norm, column, x, squares);
+  for (int i = 0; i < work.steps * (kDepth / 16); ++i) {
+    u32 columns[4], x[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int column = work.begin * kDepth + i * 16 + half * 8 + lane % 4 * 2;
+      const bool is_there = column < few.depth;
+      columns[2 * half] =
+          pair(run.a + row * run.a_stride + column, is_there && row < run.rank);
+      columns[2 * half + 1] =
+          pair(run.a + (row + 8) * run.a_stride + column, is_there && row + 8 < run.rank);
+      x[half] = pair(static_cast<const bf16*>(few.x) + (run.first + line) * few.x_stride + column,
+                     is_there && line < run.rows);
+      if (!work.is_normed() || !is_there) continue;
+      float weight[2];
+#pragma unroll
+      for (int e = 0; e < 2; ++e)
+        weight[e] = few.norm.offset + read_one(few.norm.weight, few.norm.weight_type, column + e);
+      x[half] = pack_bf16(bf16_lo(x[half]) * weight[0], bf16_hi(x[half]) * weight[1]);
     }
-    cuda::multiply(total, low, high, x);
+    mma_bf16(total, columns, x[0], x[1]);
   }
 }
 
-/// The CTA's part of an item, to memory.
-__device__ __forceinline__ void put_part(const Work& work, const LowItem& item,
-                                         const float (&total)[4]) {
-  const int lane = threadIdx.x % 32;
-  bf16* const low = static_cast<bf16*>(item.change->low);
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int row = lane % 4 * 2 + i % 2, column = item.first + lane / 4 + i / 2 * 8;
-    if (row < item.run.rows)
-      low[(work.rank * work.few.rows + item.run.first + row) * item.change->low_stride + column] =
-          __float2bfloat16_rn(total[i] * item.run.scale);
+/// Where a lane puts the CTA's part of an item: rows 2 t and 2 t + 1 of columns g and g + 8.
+struct PartPlace {
+  bf16* to = nullptr;
+  int stride = 0, rows = 0;  ///< Rows of the lane.
+  float scale = 0;
+
+  __device__ __forceinline__ void find(const Work& work, const LowItem& item) {
+    const int lane = threadIdx.x % 32, row = lane % 4 * 2;
+    stride = static_cast<int>(item.change->low_stride);
+    rows = item.run.rows - row;
+    scale = item.run.scale;
+    to = static_cast<bf16*>(item.change->low) +
+         static_cast<int64_t>(work.rank * work.few.rows + item.run.first + row) * stride +
+         item.first + lane / 4;
   }
-}
+  __device__ __forceinline__ void put(const float (&total)[4]) const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (r >= rows) continue;
+      to[r * stride] = __float2bfloat16_rn(total[r] * scale);
+      to[r * stride + 8] = __float2bfloat16_rn(total[2 + r] * scale);
+    }
+  }
+};
 
 /// The lows of the set that all rows share: a warp has half of the rows, or of a gated sum a layer.
 template <int kRows, int kGroups, Changes kChanges>
@@ -207,6 +239,19 @@ __device__ __forceinline__ void make_lows_of_one_set(const Work& work,
   named_arrive(1, L::kMeeting);
 }
 
+/// An item that no stage has a tile for: out of the way, as code has to come from memory too.
+__device__ __noinline__ void make_low_from_memory(const Arguments& p, int begin, int steps,
+                                                  int rank, int t) {
+  const Work work{p, p.few, p.few.sums[0], 0, 0, begin, steps, rank};
+  const LowItem item = item_of(work, t);
+  if (item.run.rows <= 0) return;
+  float total[4] = {};
+  add_from_memory(work, item, total);
+  PartPlace place;
+  place.find(work, item);
+  place.put(total);
+}
+
 /// The lows of the cluster's items.
 template <int kRows, int kGroups, Changes kChanges>
 __device__ __forceinline__ void make_lows_of_runs(const Work& work,
@@ -215,12 +260,16 @@ __device__ __forceinline__ void make_lows_of_runs(const Work& work,
   using L = Layout<kRows, kGroups, kChanges>;
   constexpr int kOwn = L::kTiles / kLowWarps;
   const int lane = threadIdx.x % 32;
-  LowItem items[kOwn];
   FactorCopies<kRows, kGroups, kChanges, 1> copies[kOwn];
+  PartPlace places[kOwn];
+  int first_row[kOwn];
 #pragma unroll
   for (int n = 0; n < kOwn; ++n) {
-    items[n] = item_of(work, warp + n * kLowWarps);
-    if (items[n].run.rows > 0) copies[n].find(work, items[n].run, items[n].first, warp);
+    const LowItem item = item_of(work, warp + n * kLowWarps);
+    first_row[n] = item.run.rows > 0 ? item.run.first : -1;
+    if (item.run.rows <= 0) continue;
+    copies[n].find(work, item.run, item.first, warp);
+    places[n].find(work, item);
   }
   const auto copy = [&](int i) {
 #pragma unroll
@@ -240,9 +289,9 @@ __device__ __forceinline__ void make_lows_of_runs(const Work& work,
     if (work.is_normed()) mbar_wait(ring.scaled(i), ring.phase(i));
 #pragma unroll
     for (int n = 0; n < kOwn; ++n) {
-      if (items[n].run.rows > 0)
+      if (first_row[n] >= 0)
         add_block<1, kRows>(total[n], ring.factor(i, warp + n * kLowWarps), ring.rows(i),
-                            items[n].run.first);
+                            first_row[n]);
       pin(total[n]);  // the products have read the stage
     }
     __syncwarp();
@@ -251,20 +300,16 @@ __device__ __forceinline__ void make_lows_of_runs(const Work& work,
   named_arrive(1, L::kMeeting);
 #pragma unroll
   for (int n = 0; n < kOwn; ++n) {
-    if (items[n].run.rows > 0) put_part(work, items[n], total[n][0]);
+    if (first_row[n] >= 0) places[n].put(total[n][0]);
   }
   // The items of a cluster that are more than a stage has tiles.
   const int cluster = static_cast<int>(blockIdx.x) / work.p.split;
   u32 count = 0;
-  for (int t = warp; cluster < work.few.makers && cluster + t * work.few.makers < work.few.low_blocks;
+  for (int t = warp;
+       cluster < work.few.makers && cluster + t * work.few.makers < work.few.low_blocks;
        t += kLowWarps) {
     ++count;
-    if (t < L::kTiles) continue;
-    const LowItem item = item_of(work, t);
-    if (item.run.rows <= 0) continue;
-    float more[1][4] = {};
-    add_from_memory(work, item, more);
-    put_part(work, item, more[0]);
+    if (t >= L::kTiles) make_low_from_memory(work.p, work.begin, work.steps, work.rank, t);
   }
   __syncwarp();
   if (lane == 0 && count > 0) few_row::announce_lows(work.few, count);
@@ -295,18 +340,16 @@ struct PieceSums {
   float totals[2][4], square;
 };
 
-/// 8 rows of some columns on their way out, by a warp: as mma.m16n8k16 makes the change of 16
-/// columns, once or twice. A lane has rows 2 t and 2 t + 1 of a few columns in a row; its numbers
-/// are [half][2 column + row].
+/// 8 rows of 16 columns on their way out, by a warp, as mma.m16n8k16 makes their change. A lane has
+/// rows 2 t and 2 t + 1 of two columns; its numbers are [layer][2 column + row].
 template <int kRows, int kGroups, Changes kChanges>
 struct Piece {
   using L = Layout<kRows, kGroups, kChanges>;
   static constexpr bool kIsGated = L::kIsGated;
-  /// Halves are layers of a gated sum, otherwise neighbouring columns. Narrow tiles have few rows
-  /// for each CTA, whose warps all should have work.
-  static constexpr int kHalves = kGroups > 1 ? 2 : 1, kRunsAtOnce = 4,
+  /// Halves are layers of a gated sum. Registers are few.
+  static constexpr int kHalves = kIsGated ? 2 : 1, kRunsAtOnce = kIsGated ? 2 : 4,
                        kLows = kIsGated ? kLayers : 1,
-                       kLaneColumns = kIsGated ? 2 : 2 * kHalves, kColumns = 8 * kLaneColumns,
+                       kLaneColumns = 2, kColumns = 8 * kLaneColumns,
                        kSpans = (kIsGated ? L::kColumns / 2 : L::kColumns) / kColumns;
   /// CTAs whose numbers are asked for at once.
   static constexpr int kPartsAtOnce = kGroups > 1 ? 2 : 4;
@@ -326,7 +369,6 @@ struct Piece {
     return row < work.few.rows && work.first + span < work.sum.columns;
   }
   static __device__ __forceinline__ int layer(int half) { return kIsGated ? half : 0; }
-  static __device__ __forceinline__ int column(int half) { return kIsGated ? 0 : 2 * half; }
 
   /// The factors of the runs from a row on; `next` is the row after these.
   __device__ __forceinline__ void fetch(const Work& work, const ChangeTable& table, int from) {
@@ -340,7 +382,7 @@ struct Piece {
 #pragma unroll
       for (int h = 0; h < kHalves; ++h) {
         const ChangeTable::Run& of = table.runs[layer(h)][min(run[j], kMostRuns - 1)];
-        const int first = work.first + own + column(h);
+        const int first = work.first + own;
         const bf16* const base = of.b + static_cast<int64_t>(first) * of.b_stride + at;
         const bool is_run = run[j] != ChangeTable::kNoRun,
                    is_there = is_run && at < of.rank && is_simple(of);
@@ -412,7 +454,7 @@ struct Piece {
 #pragma unroll
           for (int r = 0; r < 2; ++r) {
             const float2 two = load2_from(
-                place + (r * L::kPitch + layer(h) * (L::kColumns / 2) + column(h)) * 4, s);
+                place + (r * L::kPitch + layer(h) * (L::kColumns / 2)) * 4, s);
             sums[j][h][r] = two.x, sums[j][h][2 + r] = two.y;
           }
         }
@@ -452,7 +494,7 @@ struct Piece {
       }
 #pragma unroll
       for (int h = 0; h < kHalves; ++h) {
-        const u32 at = place + (layer(h) * (L::kColumns / 2) + column(h)) * 4;
+        const u32 at = place + (layer(h) * (L::kColumns / 2)) * 4;
         const float2 lower = load2_from(at, s), upper = load2_from(at + L::kPitch * 4, s);
         float sums[4] = {lower.x, upper.x, lower.y, upper.y};
 #pragma unroll 1
@@ -461,7 +503,7 @@ struct Piece {
           if (of == ChangeTable::kNoRun) continue;
           float part[4] = {sums[0], sums[1], sums[2], sums[3]};
           add_deep_change(work, table.runs[layer(h)][of], layer(h), line, mine == of,
-                          first_column + own + column(h), s, part);
+                          first_column + own, s, part);
 #pragma unroll
           for (int i = 0; i < 4; ++i)
             if (table.of_row[min(row + lane % 4 * 2 + i % 2, kRows - 1)] == of) sums[i] = part[i];

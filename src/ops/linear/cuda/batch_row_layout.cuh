@@ -61,10 +61,8 @@ struct Layout {
   static constexpr int kWarps = kClerk + (kHasRuns ? 1 : 0);
   static constexpr int kThreads = kWarps * 32;
   static constexpr int kWriters = kLoader * 32;  ///< Threads that write sums without changes out.
-  /// Threads that meet before sums are written in the place of the ring; of runs all, as their
-  /// table is full then.
-  static constexpr int kMeeting =
-      kHasRuns ? kThreads : kGroups * 128 + (kIsChanged ? kLowWarps * 32 : 0);
+  /// Threads that read the ring meet before sums are written in its place.
+  static constexpr int kMeeting = kGroups * 128 + (kIsChanged ? kLowWarps * 32 : 0);
   static constexpr int kColumns = kGroups * kGroupColumns;
   static constexpr int kPitch = kColumns + 4;  ///< Floats of a row of the sums on the way out.
   static constexpr u32 kRowBytes = kRows * kDepth * 2;

@@ -72,7 +72,9 @@ __device__ __forceinline__ float4 total_of(const Work& work, u32 address, float 
 #pragma unroll
   for (int s = 0; s < kMostSplit; ++s)
     y.x += parts[s].x, y.y += parts[s].y, y.z += parts[s].z, y.w += parts[s].w;
-  return {y.x * factor, y.y * factor, y.z * factor, y.w * factor};
+  // Not together with what is added later: the same products with changes round the same way.
+  return {__fmul_rn(y.x, factor), __fmul_rn(y.y, factor), __fmul_rn(y.z, factor),
+          __fmul_rn(y.w, factor)};
 }
 
 /// The factor that the norm gives a row whose squares lie at `address`.
@@ -126,20 +128,20 @@ __device__ __forceinline__ void write_out(const Work& work, u32 base, float* fac
   }
 }
 
-/// write_out() with changes of runs; `piece` has the factors of the warp's first one.
+/// write_out() with changes of runs.
 template <int kRows, int kGroups, Changes kChanges>
-__device__ __forceinline__ void write_changed(const Work& work, u32 base, const ChangeTable& table,
-                                              Piece<kRows, kGroups, kChanges>& piece) {
+__device__ __forceinline__ void write_changed(const Work& work, u32 base,
+                                              const ChangeTable& table) {
   using P = Piece<kRows, kGroups, kChanges>;
   const few_row::Arguments& few = work.few;
   const FewRowSum& sum = work.sum;
   const int lane = threadIdx.x % 32, t = lane % 4, per = kRows / work.p.split,
-            row_end = min(few.rows, (work.rank + 1) * per), warp = threadIdx.x / 32;
+            row_end = min(few.rows, (work.rank + 1) * per);
   const bool is_wide = work.p.is_wide[work.which];
 #pragma unroll 1
-  for (int i = warp; i < P::count(work); i += P::L::kWarps) {
+  for (int i = threadIdx.x / 32; i < P::count(work); i += P::L::kWarps) {
+    P piece;
     if (!piece.place(work, i)) continue;
-    if (i != warp) piece.fetch(work, table, piece.row);
     const int column = work.first + piece.own;
     // Columns of the lane that are there, and what their sums are added to.
     const int valid = sum.columns - column;
@@ -158,7 +160,7 @@ __device__ __forceinline__ void write_changed(const Work& work, u32 base, const 
     float totals[P::kHalves][4] = {}, square = 0;
 #pragma unroll 1
     for (int from = piece.row; from < min(piece.row + 8, kRows); from = piece.next) {
-      if (from > piece.row) piece.fetch(work, table, from);
+      piece.fetch(work, table, from);
       if (!piece.is_deep) {
         piece.sum(work, base, table, from, totals, square);
         continue;
@@ -182,8 +184,8 @@ __device__ __forceinline__ void write_changed(const Work& work, u32 base, const 
       float y[P::kLaneColumns];
 #pragma unroll
       for (int c = 0; c < P::kLaneColumns; ++c) {
-        y[c] = totals[c / 2][c % 2 * 2 + r] * factor;
-        if constexpr (P::kIsGated) y[c] = gated(y[c], totals[1][c % 2 * 2 + r] * factor);
+        y[c] = __fmul_rn(totals[0][c * 2 + r], factor);
+        if constexpr (P::kIsGated) y[c] = gated(y[c], __fmul_rn(totals[1][c * 2 + r], factor));
         y[c] += before[r][c];
       }
       if (row >= row_end) continue;
@@ -248,22 +250,15 @@ __global__ void __launch_bounds__(Layout<kRows, kGroups, kChanges>::kThreads,
     } else {
       fill_table<kRows, L::kColumns>(work, table);
       wait_for_previous();
+      wait_for_lows_of_runs(work);
     }
   } else if constexpr (L::kIsChanged) {
     make_lows_of_one_set(work, ring, warp - L::kLow,
                          reinterpret_cast<bf16*>(own + L::kFactorTiles));
   }
   if constexpr (L::kHasRuns) {
-    const bool is_low = warp >= L::kLow && warp < L::kClerk, is_clerk = warp == L::kClerk;
-    if (warp >= kGroups * 4 && !is_low) named_sync(1, L::kMeeting);
-    // Warps that made lows did not wait for the table.
-    if (is_low) named_sync(4, (kLowWarps + 1) * 32);
-    if (is_clerk) named_arrive(4, (kLowWarps + 1) * 32);
-    Piece<kRows, kGroups, kChanges> piece;
-    if (piece.place(work, warp) && warp < piece.count(work)) piece.fetch(work, table, piece.row);
-    if (is_clerk) wait_for_lows_of_runs(work);
     cluster_sync();
-    write_changed(work, ring.base, table, piece);
+    write_changed<kRows, kGroups, kChanges>(work, ring.base, table);
   } else {
     cluster_sync();
     if (warp < L::kLoader) write_out<kRows, kGroups, kChanges>(work, ring.base, floats(L::kFactors));

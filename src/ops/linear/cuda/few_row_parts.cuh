@@ -57,6 +57,11 @@ __device__ __forceinline__ void apply_norm(const FewRowNorm& norm, int column,
   }
 }
 
+__device__ __forceinline__ float read_one(const void* weight, Element type, int column) {
+  return type == Element::kBFloat16 ? __bfloat162float(static_cast<const bf16*>(weight)[column])
+                                    : static_cast<const float*>(weight)[column];
+}
+
 /// Rows may have been written since the CTA's launch: not by way of the first level of cache.
 __device__ __forceinline__ FewRowVector load_row(const void* row, int64_t at) {
   const uint4 v = __ldcg(reinterpret_cast<const uint4*>(static_cast<const bf16*>(row) + at));
