@@ -86,7 +86,7 @@ std::optional<Admission::Batch> Admission::cut(bool no_more) {
       expiring.push_back(cursor);
     }
   }
-  // Those that run have to be in this batch, too.
+  // Groups that still run have to be in this batch, too.
   if (options_.policy == StalePolicy::kWait && !expiring.empty()) return {};
   const std::int64_t wanted = std::max(options_.groups_per_batch, expiring_finished);
   const auto available = static_cast<std::int64_t>(finished.size());

@@ -80,7 +80,7 @@ class Experience {
   std::vector<float> mask(std::size_t row) const;
   /// By advantage gae, before whitening.
   objective::TokenEstimates estimates(std::size_t row, const std::vector<double>& rewards) const;
-  /// Those [completion tokens] of the completion among a row's scores [tokens].
+  /// Scores [completion tokens] of the completion among a row's [tokens].
   std::vector<double> of_completion(std::size_t row, const std::vector<double>& scores) const;
   /// Numbers [completion tokens] at the tokens [tokens] whose labels those are, 0 elsewhere.
   template <class Entry>

@@ -54,7 +54,7 @@ class Steps : public train::StepSource {
   void record_fates();
   /// The step's groups reach the ledger and its disk, in the first pass over them.
   void record_consumed();
-  /// Those that generate get the weights, under the next version.
+  /// Gives the weights to whoever generates, under the next version.
   void publish();
   /// GroupSource's state after the step given last.
   nlohmann::json state_of_stream() const;
@@ -73,7 +73,7 @@ class Steps : public train::StepSource {
   std::unique_ptr<assembly::ModelOnRanks> reference_;
   std::unique_ptr<Critic> critic_;  ///< Null but with advantage gae.
   std::int64_t done_ = 0;           ///< Steps given.
-  /// Those of them on the batch, and how many it will have had.
+  /// Steps given on the batch, and how many it will have had.
   std::int64_t updates_ = 0, updates_of_batch_ = 0;
   bool has_loss_ = true;           ///< The last of them has a token to learn from.
   std::int64_t expert_width_ = 0;  ///< See Experience.

@@ -59,7 +59,7 @@ std::string RecordedDecoding::why_not(const assembly::ModelOnRanks& placed) {
   // Replicas have whole weights each, and a pass of theirs needs nothing of another rank.
   if (mesh.world_size() > mesh.size(comm::Dim::kDp)) return "the model is divided over ranks";
   for (const ops::KernelTable::Choice& choice : placed.model->kernels().choices()) {
-    // Those wait for the device.
+    // Reference kernels of these wait for the device.
     if (choice.is_reference && (choice.op.ends_with("_decode") || choice.op == "sample_tokens" ||
                                 choice.op == ops::MoeExperts::kName))
       return choice.op + " runs the reference";

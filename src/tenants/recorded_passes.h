@@ -32,7 +32,7 @@ class RecordedPasses {
   struct Loss {
     /// Derivatives of the loss by the log-probability of each row, from the log-probabilities.
     std::function<std::vector<double>(std::span<const double> logprobs)> derivatives;
-    /// The same where they are known before: the device then goes on without the host.
+    /// Derivatives that are known before: the device then goes on without the host.
     std::optional<std::vector<double>> constant = {};
   };
 

@@ -13,7 +13,7 @@ struct Answers {
   std::int64_t recorded = 0, launched = 0;  ///< Steps that draw.
 };
 
-/// Those to all requests of an engine.
+/// Answers to all requests of an engine.
 inline Answers answers_of(rollout::Engine& engine) {
   Answers answers;
   while (!engine.is_idle()) {

@@ -215,7 +215,7 @@ TEST(LinearCrossEntropy, GradientsOfEntropiesAddToThoseOfTheLoss) {
           EXPECT_TRUE(close(r.grad_weight, expected_weight, 2 * tolerance));
         };
         expect(linear_cross_entropy(kernels, in, true, true));
-        // As a loss of tokens, and from kept logits.
+        // A loss of tokens and kept logits give the same.
         LinearCrossEntropy::Inputs of_tokens = in, kept = in;
         const at::Tensor derivatives = -in.loss_weights.to(at::kDouble) * in.gradient_scale;
         of_tokens.loss_weights = at::Tensor(), of_tokens.gradient_scale = 1;

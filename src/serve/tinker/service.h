@@ -173,7 +173,7 @@ class Service {
   Promises promises_;
   Runs runs_;
   Checkpoints checkpoints_;
-  std::vector<Submitted> submitted_;  ///< That are promised together.
+  std::vector<Submitted> submitted_;  ///< Requests that are promised together.
   std::unordered_set<std::string> submitted_runs_;
   std::map<std::string, double> beats_;  ///< For living sessions.
   std::map<std::string, std::int64_t> samples_in_flight_;

@@ -28,7 +28,7 @@ struct NarrowProduct {
   int32_t m = 0, k = 0, n = 0;
   float scale = 1;
   bool turned = false;       ///< kGradients alone.
-  bool accumulates = false;  ///< Of the gradient: adds to what is there.
+  bool accumulates = false;  ///< The gradient is added to what is there.
   /// kDeep alone, up to kMostRowsOfBoth rows: tall^T low, contiguous fp32 [k,n], from the same
   /// reading of `tall`. Null: not asked for. `low` is [m,n], as `out` is.
   float* gradient = nullptr;

@@ -10,7 +10,7 @@
 
 namespace heddle::ops::cuda {
 
-constexpr int kRows = 128;  ///< Of each CTA of a pair.
+constexpr int kRows = 128;  ///< Rows of each CTA of a pair.
 constexpr int kColumns = 256, kNarrowColumns = 64, kWidest = kColumns / 64;
 
 /// Blocks of a tile of the wide sums: those with which the cluster that has most to do is through

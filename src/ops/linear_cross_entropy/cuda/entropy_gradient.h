@@ -6,7 +6,7 @@
 
 namespace heddle::ops::cuda {
 
-/// What softmax_gradient() found of the rows without a gradient, and a loss's derivatives; all
+/// Statistics that softmax_gradient() found without a gradient, and a loss's derivatives; all
 /// [rows], every row with a label.
 struct EntropyGradientRows {
   const int64_t* labels = nullptr;
