@@ -166,13 +166,14 @@ double copy_rate(c10::Device device) {
 
 nlohmann::ordered_json measure(assembly::ModelOnRanks& placed, const GenerateBench& bench,
                                const GeneratePoint& point, const Adapters& adapters,
-                               double ceiling) {
+                               bool merge_adapter, double ceiling) {
   models::Model& model = *placed.model;
   const std::int64_t vocabulary = model.config().vocab_size;
   rollout::EngineOptions options;
   options.max_sequences = point.batch;
   options.capacity = point.length + point.new_tokens;
   options.record_steps = bench.records;
+  options.merge_adapter = merge_adapter;
   rollout::Engine engine(placed, nullptr, options);
   // The first run records what the second replays.
   generate(engine, bench, point, adapters, vocabulary);
@@ -231,7 +232,11 @@ nlohmann::ordered_json run_generate_bench(const GenerateBench& bench,
   nlohmann::ordered_json json;
   json["preset"] = bench.preset;
   json["device"] = device::properties(placed.context.device, 16).name;
+  const bool merges = config.rollout.merge_adapter;
+  if (merges && bench.sets > 0)
+    throw ConfigError("--sets: rollout.merge_adapter has one set, in the matrices");
   json["adapters"] = placed.adapters != nullptr;
+  json["merged"] = merges;
   json["sets"] = bench.sets;
   json["steps"] = !bench.records     ? "launched one by one, as asked"
                   : obstacle.empty() ? "recorded"
@@ -240,7 +245,7 @@ nlohmann::ordered_json run_generate_bench(const GenerateBench& bench,
   json["points"] = nlohmann::ordered_json::array();
   const Adapters adapters = adapters_of(placed, bench.sets);
   for (const GeneratePoint& point : bench.points)
-    json["points"].push_back(measure(placed, bench, point, adapters, ceiling));
+    json["points"].push_back(measure(placed, bench, point, adapters, merges, ceiling));
   json["kernels"] = placed.model->kernels().lines();
   return json;
 }
@@ -250,6 +255,7 @@ std::string generate_bench_table(const nlohmann::ordered_json& result) {
   const auto word = [&](const char* key) { return result[key].get<std::string>(); };
   const auto sets = result["sets"].get<std::int64_t>();
   about.row({"model", word("preset") + (sets > 0 ? fmt::format(", with {} sets of adapters", sets)
+                                        : result["merged"].get<bool>()   ? ", with a merged adapter"
                                         : result["adapters"].get<bool>() ? ", with adapters"
                                                                          : "")});
   about.row({"device", fmt::format("{}, a copy {:.0f} GB/s", word("device"),

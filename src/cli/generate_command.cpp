@@ -56,6 +56,7 @@ std::vector<comm::Fact> facts_of(const GenerateOptions& options) {
       {"--stop", nlohmann::json(options.stop).dump()},
       {"--ignore-eos", options.ignore_eos ? "given" : "not given"},
       {"--max-sequences", std::to_string(options.engine.max_sequences)},
+      {"--merge-adapter", options.engine.merge_adapter ? "given" : "not given"},
       {"--template-arg", text::join(options.template_arguments, " ")}};
 }
 
@@ -191,6 +192,8 @@ int run(const GenerateOptions& options, const Session& session) {
           options.max_new_tokens, "1 to 16777216");
   require(options.engine.max_sequences >= 1, "--max-sequences", options.engine.max_sequences,
           "1 or more");
+  if (options.engine.merge_adapter && options.model.adapter.empty())
+    throw ConfigError("--merge-adapter needs --adapter DIR");
   head_name(options.model.directory, "lm");
   const std::shared_ptr<comm::World> world =
       join_others("generate", options.model, facts_of(options));
@@ -230,6 +233,8 @@ void add_generate_command(CLI::App& app, Action& action) {
   command->add_flag("--ignore-eos", options->ignore_eos, "Do not end at end-of-sequence tokens");
   command->add_option("--max-sequences", options->engine.max_sequences, "Generated at a time")
       ->capture_default_str();
+  command->add_flag("--merge-adapter", options->engine.merge_adapter,
+                    "Add --adapter to the matrices first: as fast as without it, in more memory");
   add_layout_argument(*command, options->model);
   command->footer(
       "A row may carry its own `seed`.\n"

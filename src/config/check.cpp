@@ -153,6 +153,16 @@ class Checker {
              "pin keeps versions of adapters alone: adapter.modules_to_save must "
              "be empty");
     }
+    if (c_.rollout.merge_adapter) {
+      if (c_.train.method != Method::kLora)
+        fail("rollout.merge_adapter",
+             "adds an adapter to its matrices: expected train.method lora");
+      if (rl.update_mode == UpdateMode::kPin)
+        fail(
+            "rollout.merge_adapter",
+            "has one version in the matrices, and rl.update_mode pin several beside them: expected "
+            "another mode, or false");
+    }
     if ((c_.rollout.top_p < 1 || c_.rollout.min_p > 0) && c_.rollout.top_k == 0) {
       fail(
           "rollout.top_k",

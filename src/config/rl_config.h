@@ -139,6 +139,7 @@ struct RolloutSection {
   double top_p = 1, min_p = 0;
   std::int64_t top_k = 0;
   std::int64_t tp = 1;
+  bool merge_adapter = false;
 
   /// Some tokens are never drawn: training knows which from the ids that were left.
   bool has_cuts() const { return top_p < 1 || min_p > 0 || top_k > 0; }

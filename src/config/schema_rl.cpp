@@ -212,7 +212,12 @@ Section rollout_section() {
            {.range = within(0, 1)})
       .key("tp", &RolloutSection::tp,
            "tensor parallelism of rl.rollout_ranks; what is left are replicas",
-           {.range = at_least(1), .aliases = {"tensor_model_parallel_size"}});
+           {.range = at_least(1), .aliases = {"tensor_model_parallel_size"}})
+      .key(
+          "merge_adapter", &RolloutSection::merge_adapter,
+          "train.method lora: generate with the adapter added to its matrices, as fast as the base "
+          "model; needs the memory of a second copy of them, and rounds the sums to their dtype",
+          {.aliases = {"merge_lora"}});
   return s;
 }
 

@@ -110,6 +110,20 @@ void Parameter::take_memory(at::Tensor full) {
   from->set_nbytes(0);
 }
 
+void Parameter::exchange_memory(const at::Tensor& other) {
+  TORCH_CHECK(has_memory() && other.sizes() == value_.sizes() && other.is_contiguous() &&
+                  value_.is_contiguous() && other.storage_offset() == 0 &&
+                  value_.storage_offset() == 0 && other.scalar_type() == value_.scalar_type(),
+              name_, ": memory of shape ", other.sizes(), " for a value of shape ", value_.sizes());
+  c10::StorageImpl* theirs = other.storage().unsafeGetStorageImpl();
+  c10::StorageImpl* own = value_.storage().unsafeGetStorageImpl();
+  const std::size_t own_bytes = own->nbytes();
+  c10::DataPtr taken = own->set_data_ptr(theirs->set_data_ptr({nullptr, theirs->device()}));
+  own->set_nbytes(theirs->nbytes());
+  theirs->set_data_ptr_noswap(std::move(taken));
+  theirs->set_nbytes(own_bytes);
+}
+
 void Parameter::release_memory() {
   c10::StorageImpl* storage = value_.storage().unsafeGetStorageImpl();
   storage->set_data_ptr_noswap({nullptr, storage->device()});

@@ -97,6 +97,8 @@ class Parameter {
   /// Moves the memory of a fresh tensor of the value's shape into the value.
   void take_memory(at::Tensor full);
   void release_memory();
+  /// The value and `other`, of its shape and dtype, have each other's memory after it.
+  void exchange_memory(const at::Tensor& other);
   bool has_memory() const;
   /// The rows of dimension 0, from `first_row` on, that this rank alone updates and saves.
   void set_owned(at::Tensor rows, std::int64_t first_row);

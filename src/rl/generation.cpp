@@ -54,7 +54,8 @@ rollout::Engine& Generation::engine() {
         model_, tokenizer_,
         rollout::EngineOptions{.max_sequences = config_.rollout.max_sequences,
                                .prefill_tokens = config_.rollout.prefill_tokens,
-                               .capacity = config_.data.max_length});
+                               .capacity = config_.data.max_length,
+                               .merge_adapter = config_.rollout.merge_adapter});
     engine_->weights_changed(version());
     if (pins()) {
       // Sequences may have each of the versions that the bound admits, and one more is written.

@@ -68,8 +68,10 @@ Engine::Engine(assembly::ModelOnRanks& placed, std::shared_ptr<const data::Token
       scheduler_(pool_, {options.max_sequences, rank_sequences(placed.context.mesh, options),
                          options.prefill_tokens, options.kept_states,
                          placed.context.mesh.size(Dim::kEp) > 1}) {
+  if (options.merge_adapter) merged_ = std::make_unique<MergedAdapter>(placed_);
   // The model's own adapters live as long as the model.
-  const std::shared_ptr<const nn::AdapterSet> own(placed.adapters.get(), [](const auto*) {});
+  const std::shared_ptr<const nn::AdapterSet> own(merged_ ? nullptr : placed.adapters.get(),
+                                                  [](const auto*) {});
   adapter_ = std::make_shared<const Adapter>(Adapter{"", 0, own});
   if (options.record_steps && RecordedDecoding::why_not(placed).empty())
     recorded_ = std::make_unique<RecordedDecoding>(placed_, pool_, options.capacity);
@@ -242,8 +244,10 @@ void Engine::weights_changed(std::int64_t version, LiveSequences live) {
   weights_version_ = version;
   if (live == LiveSequences::kRecompute) scheduler_.preempt_all();
   scheduler_.kept().drop_all();
-  if (recorded_) recorded_->forget_if_moved();
+  // Graphs know where the matrices lie between passes.
   release_weights();
+  if (merged_) merged_->factors_changed();
+  if (recorded_) recorded_->forget_if_moved();
 }
 
 void Engine::hold_weights() {
@@ -252,9 +256,13 @@ void Engine::hold_weights() {
     ends_.reset(
         new parallel::Acquired(assembly::acquire_ends(placed_.sharding.get(), *placed_.model)));
   }
+  if (merged_) merged_->put_in();
 }
 
-void Engine::release_weights() { ends_.reset(); }
+void Engine::release_weights() {
+  ends_.reset();
+  if (merged_) merged_->take_out();
+}
 
 void Engine::use_adapter(std::shared_ptr<const Adapter> adapter) { adapter_ = std::move(adapter); }
 

@@ -10,6 +10,7 @@
 
 #include "assembly/model_on_ranks.h"
 #include "data/tokenizer/tokenizer.h"
+#include "rollout/merged_adapter.h"
 #include "rollout/recorded_decoding.h"
 #include "rollout/request.h"
 #include "rollout/scheduler.h"
@@ -21,7 +22,10 @@ struct EngineOptions {
   std::int64_t prefill_tokens = 4096;  ///< Prompt tokens of one pass on each data rank, at most.
   std::int64_t capacity = 4096;        ///< Tokens of a sequence, prompt and output, at most.
   bool record_steps = true;            ///< As graphs, where RecordedDecoding can.
-  std::int64_t page_tokens = 32;       ///< Tokens of a page of keys and values.
+  /// The model's own adapters are added to its matrices (MergedAdapter) for as long as the engine
+  /// holds its weights: from a step to release_weights().
+  bool merge_adapter = false;
+  std::int64_t page_tokens = 32;  ///< Tokens of a page of keys and values.
   /// Pages of each data rank; 0: enough for max_sequences of full capacity. With fewer, a sequence
   /// may be interrupted and go on later.
   std::int64_t pages = 0;
@@ -62,7 +66,8 @@ struct Progress {
 /// all ranks run equally many.
 class Engine {
  public:
-  /// `placed` outlives the engine. Throws ConfigError for ranks that divide sequences (cp).
+  /// `placed` outlives the engine. Throws ConfigError for ranks that divide sequences (cp), and as
+  /// MergedAdapter.
   Engine(assembly::ModelOnRanks& placed, std::shared_ptr<const data::Tokenizer> tokenizer,
          const EngineOptions& options);
 
@@ -82,14 +87,15 @@ class Engine {
   /// again. Does nothing to one that waits.
   void preempt(RequestId id);
 
-  /// Gives back the copies of weights that ranks divide, until the next step: before whoever shares
-  /// the model gives its parameters other values, as its own passes would read the copies.
+  /// Gives back the copies of weights that ranks divide, and the matrices as they were before the
+  /// adapter was merged, until the next step: before whoever shares the model gives its parameters
+  /// other values or makes passes of its own.
   void release_weights();
   /// After the model's parameters have other values. Kept states are dropped.
   void weights_changed(std::int64_t version, LiveSequences live = LiveSequences::kRecompute);
 
   /// The adapter of requests that name none and start from now on; sequences that have started keep
-  /// theirs. At first the model's own, if it has adapters.
+  /// theirs. At first the model's own, if it has adapters and they are not merged.
   void use_adapter(std::shared_ptr<const Adapter> adapter);
   /// A request that waits or runs has this set, or the engine's adapter is of it.
   bool uses(const nn::AdapterSet& set) const;
@@ -137,6 +143,7 @@ class Engine {
   EngineOptions options_;
   /// Embedding and head, which every pass reads; null between release_weights() and a step.
   std::unique_ptr<parallel::Acquired> ends_;
+  std::unique_ptr<MergedAdapter> merged_;  ///< Null: adapters stay beside their layers.
   std::shared_ptr<const Adapter> adapter_;
   CachePool pool_;
   Scheduler scheduler_;

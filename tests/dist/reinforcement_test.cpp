@@ -4,6 +4,7 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <tuple>
 
 #include "dist/reinforcement_run.h"
 
@@ -27,6 +28,36 @@ TEST_F(ReinforcementTest, OtherRanksGenerateWhatTheTrainerWould) {
   for (const char* run : {"one", "apart", "lora"}) expect_ledger(run, 5);
   // The trainer's log-probabilities of the rollouts' tokens are the rollouts' own.
   for (const auto& row : metrics("lora")) EXPECT_NEAR(row.at("mismatch_abs_max"), 0, 1e-4);
+}
+
+TEST_F(ReinforcementTest, MergedAdaptersDrawWhatThoseBesideTheirLayersDo) {
+  const auto run = [&](const std::string& name, int ranks, Words more) {
+    const Words lora = {"train.method=lora", "model.dtype=float64", "optim.lr=1e-2"};
+    more.insert(more.end(), lora.begin(), lora.end());
+    EXPECT_EQ(train(name, ranks, more), 0) << runs_.printed(name);
+    return metrics(name);
+  };
+  const auto beside = run("beside", 0, {});
+  const std::vector<std::tuple<std::string, int, Words>> layouts = {
+      {"one", 0, {}},
+      {"apart", 2, {"rl.rollout_ranks=1"}},
+      {"replicas", 2, {"parallel.dp=2"}},
+      {"slices", 2, {"parallel.tp=2"}}};
+  for (auto [name, ranks, settings] : layouts) {
+    settings.push_back("rollout.merge_adapter=true");
+    const auto merged = run(name, ranks, settings);
+    ASSERT_EQ(merged.size(), beside.size()) << name;
+    for (std::size_t i = 0; i < merged.size(); ++i) {
+      EXPECT_EQ(merged[i].at("reward_mean"), beside[i].at("reward_mean")) << name << i;
+      EXPECT_NEAR(merged[i].at("loss").get<double>(), beside[i].at("loss").get<double>(), 1e-8)
+          << name << i;
+      EXPECT_NEAR(merged[i].at("mismatch_abs_max").get<double>(), 0, 1e-6) << name << i;
+    }
+  }
+  EXPECT_NE(
+      train("divided", 2, {"parallel.fsdp=2", "train.method=lora", "rollout.merge_adapter=true"}),
+      0);
+  EXPECT_THAT(runs_.printed("divided"), ::testing::HasSubstr("expected parallel.fsdp 1"));
 }
 
 TEST_F(ReinforcementTest, RolloutsGetTheWeightsAfterTheLastStepOfABatch) {

@@ -80,6 +80,7 @@ def test_lora_policies_load_in_peft(models, tmp_path, kind):
         assert torch.allclose(found, logits_of(adapted, row).log_softmax(-1)[places, tokens], rtol=0, atol=1e-4)
         assert (found - untrained[places, tokens]).abs().max() > 0.05
     assert_drawn_from(adapted, rollouts(models / kind, tmp_path, "--adapter", final))
+    assert_drawn_from(adapted, rollouts(models / kind, tmp_path, "--adapter", final, "--merge-adapter"))
 
 
 @pytest.mark.parametrize("method", ["lora", "full"])
