@@ -22,8 +22,7 @@ void write_sum(const at::Tensor& sum, const at::Tensor& weight, const at::Tensor
 }  // namespace
 
 MergedAdapter::MergedAdapter(assembly::ModelOnRanks& placed) {
-  if (placed.adapters == nullptr)
-    throw ConfigError("merge_adapter: the model has no adapter");
+  if (placed.adapters == nullptr) throw ConfigError("merge_adapter: the model has no adapter");
   const adapters::LoraSet& set = *placed.adapters;
   const adapters::Adaptable parts = ckpt::adaptable(*placed.model);
   parts.visit_linears([&](nn::Linear& layer) {

@@ -189,5 +189,45 @@ TEST_F(GpuAdaptersOfRequests, TakeTheSlotsOfSetsThatAreGone) {
   }
 }
 
+TEST_F(GpuAdaptersOfRequests, MergedReplayTheirStepsAfterEachChange) {
+  const std::shared_ptr<const nn::AdapterSet> own(placed_->adapters.get(), [](const auto*) {});
+  adapters_ = {std::make_shared<const Adapter>(Adapter{"own", 0, own}),
+               std::make_shared<const Adapter>(Adapter{"base", 0, nullptr})};
+  constexpr std::int64_t kRequests = 7;
+  const EngineOptions options{.max_sequences = kRequests, .capacity = 64, .merge_adapter = true};
+  const auto answers = [](Engine& engine) {
+    for (std::int64_t i = 0; i < kRequests; ++i) {
+      Request request;
+      request.prompt = prompt(i);
+      request.max_new_tokens = 12;
+      request.sampling.seed = static_cast<std::uint64_t>(i);
+      engine.submit(std::move(request));
+    }
+    return testing::answers_of(engine);
+  };
+  Engine engine(*placed_, nullptr, options);
+  const auto of_own = [](std::int64_t) { return 0; };
+  for (std::int64_t version = 0; version < 3; ++version) {
+    placed_->adapters->visit_parameters([](nn::Parameter& factor) {
+      if (factor.name().ends_with("lora_B.weight")) factor.data().normal_(0, 0.05);
+    });
+    engine.weights_changed(version);
+    const Found found = answers(engine);
+    EXPECT_EQ(found.recorded, 11) << version;
+    EXPECT_EQ(found.launched, 0) << version;
+    engine.release_weights();
+    Found fresh;
+    {
+      Engine other(*placed_, nullptr, options);
+      fresh = answers(other);
+    }
+    for (const auto& [id, completion] : fresh.completions)
+      EXPECT_EQ(found.completions.at(id + version * kRequests).logprobs, completion.logprobs)
+          << version << " " << id;
+    const double beside = expect_own(generate(kRequests, of_own, /*records=*/false), of_own);
+    EXPECT_LT(expect_own(fresh, of_own), 3 * beside) << version;
+  }
+}
+
 }  // namespace
 }  // namespace heddle::rollout
