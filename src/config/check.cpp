@@ -180,6 +180,11 @@ class Checker {
            "tokens, and the policy's are over those that rollout.top_k, top_p and min_p leave: "
            "expected rollout with these, or none of them");
     }
+    if (rl.old_logprobs == OldLogprobs::kLogLinear && rl.mode == RlMode::kSync) {
+      fail("rl.old_logprobs",
+           "loglinear goes by how many versions old a token is, and in rl.mode sync none is: "
+           "expected rollout or recompute, or rl.mode async");
+    }
     if (rl.trainer_ranks > 0 && !rl.is_disaggregated())
       fail("rl.trainer_ranks", "needs rl.rollout_ranks, the ranks that generate");
     if (rl.is_disaggregated() && rl.rollout_ranks % c_.rollout.tp != 0) {

@@ -23,8 +23,8 @@ constexpr auto names_of(RlMode) { return spelled("sync", "async"); }
 enum class UpdateMode { kRecompute, kWait, kAbort, kKeep, kPin };
 constexpr auto names_of(UpdateMode) { return spelled("recompute", "wait", "abort", "keep", "pin"); }
 
-enum class OldLogprobs { kRollout, kRecompute };
-constexpr auto names_of(OldLogprobs) { return spelled("rollout", "recompute"); }
+enum class OldLogprobs { kRollout, kRecompute, kLogLinear };
+constexpr auto names_of(OldLogprobs) { return spelled("rollout", "recompute", "loglinear"); }
 
 /// Experts that the trainer takes for a completion's tokens: those of its own router, or those that
 /// generation chose. Auto: the latter for models with experts in mode async.

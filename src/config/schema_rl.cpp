@@ -39,8 +39,11 @@ Section rl_section() {
            "async: running groups; 0: as many as max_staleness admits", {.range = at_least(0)})
       .key(
           "old_logprobs", &RlSection::old_logprobs,
-          "anchor of the ratio: the policy that drew the tokens, or the weights before the batch's "
-          "first step; with the latter rl.correction.is weighs the difference")
+          "anchor of the ratio: rollout: the policy that drew the tokens, recompute: the weights "
+          "before the batch's first step, loglinear: for tokens older than a version, between the "
+          "policy that drew them and the one in training; but for rollout, rl.correction.is weighs "
+          "the anchor against the policy that drew",
+          {.aliases = {"prox_logp_method"}})
       .key("router_replay", &RlSection::router_replay,
            "experts that completions are trained with: off: those of the trainer's own router, r3: "
            "those that generation chose, with the weights that the router gives them; auto: r3 for "

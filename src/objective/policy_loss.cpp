@@ -79,6 +79,13 @@ Term kl_term(KlForm form, const at::Tensor& log_ratio) {
       if_within(if_within(term.derivative, log_ratio, kLargestLogRatio), term.value, kLargestKl)};
 }
 
+at::Tensor old_of(const at::Tensor& logprobs, const PolicyTokens& tokens,
+                  const PolicyOptions& options) {
+  if (tokens.old.defined()) return tokens.old;
+  if (!options.interpolates_old) return logprobs;
+  return tokens.behaviour + interpolation(tokens.age) * (logprobs - tokens.behaviour);
+}
+
 class Losses {
  public:
   Losses(const at::Tensor& logprobs, const PolicyTokens& tokens, const PolicyOptions& options,
@@ -87,13 +94,15 @@ class Losses {
         o_(options),
         sequences_(sequences),
         l_(logprobs),
-        old_(tokens.old.defined() ? tokens.old : logprobs),
+        old_(old_of(logprobs, tokens, options)),
         is_bypass_(!tokens.behaviour.defined()),
         behaviour_(is_bypass_ ? old_ : tokens.behaviour),
         log_ratio_(l_ - old_),
         ratio_(log_ratio_),
         log_rho_(clamp((is_bypass_ ? l_ : old_) - behaviour_, kLargestLogRatio)),
         rho_(at::exp(log_rho_)),
+        log_mismatch_(options.interpolates_old ? clamp(l_ - behaviour_, kLargestLogRatio)
+                                               : log_rho_),
         low_(of_token(tokens.clip_low, 1 - options.clip_low)),
         high_(of_token(tokens.clip_high, 1 + options.clip_high)) {
     if (o_.loss == PolicyLoss::kGspo) ratio_ = Ratio(mean(log_ratio_));
@@ -234,16 +243,16 @@ class Losses {
     const at::Tensor& A = t_.advantages;
     const at::Tensor reference_kl =
         t_.reference.defined() ? kl_term(KlForm::kK3, l_ - t_.reference).value : at::zeros_like(l_);
-    const at::Tensor k3 = k_of(3, log_rho_);
+    const at::Tensor k3 = k_of(3, log_mismatch_);
     const auto count = [&](const at::Tensor& is_it) { return is_it.to(l_.scalar_type()); };
     std::vector<at::Tensor> columns = {ratio_.value,
                                        count((ratio_.value < low_) & (A < 0)),
                                        count((ratio_.value > high_) & (A > 0)),
                                        -log_ratio_,
                                        reference_kl,
-                                       -log_rho_,
+                                       -log_mismatch_,
                                        k3,
-                                       log_rho_.abs(),
+                                       log_mismatch_.abs(),
                                        weights,
                                        weights * weights,
                                        count(is_rejected),
@@ -256,7 +265,7 @@ class Losses {
   }
   at::Tensor largest() const {
     if (l_.numel() == 0) return at::zeros({2}, l_.options());
-    return at::stack({ratio_.value.max(), log_rho_.abs().max()});
+    return at::stack({ratio_.value.max(), log_mismatch_.abs().max()});
   }
 
   const PolicyTokens& t_;
@@ -266,10 +275,15 @@ class Losses {
   bool is_bypass_;
   at::Tensor behaviour_, log_ratio_;
   Ratio ratio_;
-  at::Tensor log_rho_, rho_, low_, high_;
+  at::Tensor log_rho_, rho_, log_mismatch_, low_, high_;
 };
 
 }  // namespace
+
+at::Tensor interpolation(const at::Tensor& age) {
+  // A token younger than a version has an alpha of 0 by the clamp.
+  return ((age - 1) / age.clamp_min(1)).clamp(0, 1);
+}
 
 at::Tensor mean_factors(const PolicyTokens& tokens, const PolicyOptions& options) {
   switch (options.mean) {

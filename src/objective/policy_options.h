@@ -89,6 +89,9 @@ struct PolicyOptions {
   KlForm kl_form = KlForm::kK3;
   bool kl_ratio_weighted = false;  ///< Times r, which makes k3's gradient that of the KL.
 
+  /// Without an old policy: it lies between behaviour and pi by the age of each token, see
+  /// interpolation().
+  bool interpolates_old = false;
   ImportanceWeight importance = ImportanceWeight::kOff;
   double importance_cap = 2;
   Rejection rejection = Rejection::kOff;

@@ -41,6 +41,7 @@ objective::PolicyOptions policy_options(const config::RunConfig& config) {
     options.kl_coefficient = rl.reference.kl_coef;
   options.kl_form = rl.reference.kl_form;
   options.kl_ratio_weighted = rl.reference.kl_ratio_weighted;
+  options.interpolates_old = rl.old_logprobs == config::OldLogprobs::kLogLinear;
   options.importance = rl.correction.is;
   options.importance_cap = rl.correction.is_cap;
   options.rejection = rl.correction.rs;

@@ -29,6 +29,7 @@ struct Case {
   Numbers old = {-1.0, -0.9, -2.5, -1.4, -0.5, -0.65, -3.0, -1.0};
   Numbers behaviour = {-1.3, -0.2, -2.4, -1.1, -0.9, -1.9, -0.5, -0.5};
   Numbers reference = {-1.0, -1.4, -2.6, -0.1, -1.0, -0.2, -1.0, -1.0};
+  Numbers ages = {3, 1, 0, 0, 2, 1, 0, 0};  ///< In versions.
   Numbers advantages = {0.8, 0.8, -1.1, 0.8, -0.6, -1.5, 2.0, 2.0};
   std::vector<float> mask = {1, 1, 1, 0, 1, 1, 0, 0};
   bool has_old = true, has_behaviour = true, has_reference = true;
@@ -51,7 +52,7 @@ struct Case {
     if (has_old) t.old = column(old);
     if (has_behaviour) t.behaviour = column(behaviour);
     if (has_reference) t.reference = column(reference);
-    t.age = at::tensor(Numbers{3, 1, 0, 2, 1}, at::kDouble);
+    t.age = column(ages);
     t.advantages = column(advantages);
     t.sequence_tokens = at::tensor(Numbers{4, 4, 4, 4, 1}, at::kDouble);
     t.first_advantage = at::tensor(Numbers{0.8, 0.8, 0.8, 0.8, -1.5}, at::kDouble);
@@ -109,7 +110,14 @@ class Formula {
   }
   static double exp20(double x) { return std::exp(std::max(-20.0, std::min(20.0, x))); }
   double sg(std::size_t i) const { return c_.logprobs[i]; }
-  double old(std::size_t i) const { return c_.has_old ? c_.old[i] : sg(i); }
+  double old(std::size_t i) const {
+    if (c_.has_old) return c_.old[i];
+    if (!o_.interpolates_old) return sg(i);
+    // Tokens of version v, weights in training of version 9: the one before them has 8.
+    const double v = 9 - c_.ages[i];
+    const double alpha = v < 9 ? std::max(0.0, std::min(1.0, (8 - v) / (9 - v))) : 0;
+    return (1 - alpha) * c_.behaviour[i] + alpha * sg(i);
+  }
   double behaviour(std::size_t i) const { return c_.has_behaviour ? c_.behaviour[i] : old(i); }
   double rho(std::size_t i) const {
     return c_.has_behaviour ? exp20(old(i) - c_.behaviour[i]) : exp20(sg(i) - old(i));
@@ -284,6 +292,34 @@ TEST(PolicyLoss, EqualsTheFormulasAndTheirSlopes) {
       }
     }
   }
+}
+
+TEST(PolicyLoss, OldPolicyLiesBetweenThoseThatDrewAndThatLearns) {
+  Case c;
+  c.has_old = false;
+  for (const PolicyLoss loss : kLosses) {
+    for (int importance = 0; importance < 3; ++importance) {
+      PolicyOptions options;
+      options.loss = loss;
+      options.interpolates_old = true;
+      options.importance = static_cast<ImportanceWeight>(importance);
+      options.rejection = Rejection::kMeanK3;
+      options.rejection_low = 0, options.rejection_high = 1.3;
+      expect_formula(c, options, "interpolated, loss " + std::to_string(static_cast<int>(loss)));
+    }
+  }
+  // Tokens of the weights in training and of those before them have the policy that drew them.
+  const at::Tensor alpha = interpolation(at::tensor(Numbers{0, 1, 2, 3, 4}, at::kDouble));
+  EXPECT_TRUE(at::allclose(alpha, at::tensor(Numbers{0, 0, 0.5, 2.0 / 3, 0.75}, at::kDouble)));
+  // The mismatch is that of the policy that learns.
+  PolicyOptions options;
+  options.interpolates_old = true;
+  double k1 = 0;
+  for (const std::int64_t i : c.chosen()) {
+    const auto place = static_cast<std::size_t>(i);
+    k1 -= std::max(-20.0, std::min(20.0, c.logprobs[place] - c.behaviour[place]));
+  }
+  EXPECT_NEAR(loss_of(c, options).statistics.mismatch_k1, k1, 1e-12);
 }
 
 TEST(PolicyLoss, EqualsTheFormsOfTheKl) {

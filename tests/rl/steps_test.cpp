@@ -345,6 +345,36 @@ TEST_F(RlTest, TheAnchorStaysOverTheStepsOfABatch) {
             std::string::npos);
 }
 
+TEST_F(RlTest, AnInterpolatedAnchorFollowsTokensThatAreOlderThanAVersion) {
+  const auto steps = [&](const char* anchor) {
+    return train(run(std::string("old-") + anchor,
+                     {"rl.mode=async", "rl.max_staleness=3", "rollout.max_sequences=64",
+                      "optim.lr=1e-2", "model.dtype=float64", "train.max_steps=6",
+                      std::string("rl.old_logprobs=") + anchor}))
+        .steps;
+  };
+  const auto between = steps("loglinear"), rollout = steps("rollout");
+  ASSERT_EQ(between.size(), 6u);
+  // The runs are one until a token is older than a version.
+  std::size_t i = 0;
+  for (; i < 6 && between[i].metrics.find("mismatch_k3_age_2") == nullptr; ++i)
+    EXPECT_NEAR(between[i].loss, rollout[i].loss, 1e-12) << i;
+  ASSERT_LT(i, 6u);
+  EXPECT_GT(i, 0u);
+  const auto &one = between[i].metrics, &other = rollout[i].metrics;
+  EXPECT_NEAR(one.at("mismatch_k1"), other.at("mismatch_k1"), 1e-12);
+  // All its tokens are of two versions before: the anchor lies half-way.
+  EXPECT_EQ(one.at("staleness_mean"), 2);
+  EXPECT_GT(std::abs(other.at("kl")), 1e-6);
+  EXPECT_NEAR(one.at("kl"), other.at("kl") / 2, 1e-12);
+  EXPECT_LT(one.at("mismatch_ess"), 1);
+  EXPECT_NE(weights("old-loglinear"), weights("old-rollout"));
+  EXPECT_NE(testing::message_of([&] {
+              run("sync", {"rl.old_logprobs=loglinear"});
+            }).find("rl.old_logprobs"),
+            std::string::npos);
+}
+
 TEST_F(RlTest, ARunStopsAndContinuesBetweenBatches) {
   const Words settings = {"rl.sync_every=2", "rl.epochs=2", "optim.lr=1e-2", "train.max_steps=12",
                           "ckpt.every=3"};
