@@ -145,6 +145,15 @@ class Checker {
     }
     if (rl.correction.rs_bounds[0] > rl.correction.rs_bounds[1])
       fail("rl.correction.rs_bounds", "the first bound is the lower one");
+    for (const auto& [key, is_on] :
+         {std::pair("rl.correction.is_batch_normalize", rl.correction.normalizes()),
+          std::pair("rl.correction.rs_denominator", rl.correction.drops())}) {
+      if (is_on && rl.old_logprobs != OldLogprobs::kRecompute) {
+        fail(key, fmt::format("needs the ratios of the whole batch before its first step: expected "
+                              "rl.old_logprobs recompute, found {}",
+                              to_string(rl.old_logprobs)));
+      }
+    }
     if (rl.update_mode == UpdateMode::kPin) {
       if (c_.train.method != Method::kLora)
         fail("rl.update_mode", "pin keeps versions of adapters: expected train.method lora");
@@ -176,9 +185,10 @@ class Checker {
     }
     if (c_.rollout.has_cuts() && rl.finds_anchor()) {
       fail("rl.old_logprobs",
-           "recompute with rl.sync_every or rl.epochs above 1 asks for log-probabilities over all "
-           "tokens, and the policy's are over those that rollout.top_k, top_p and min_p leave: "
-           "expected rollout with these, or none of them");
+           "recompute with rl.sync_every or rl.epochs above 1, rl.correction.is_batch_normalize or "
+           "rs_denominator drop asks for log-probabilities over all tokens, and the policy's are "
+           "over those that rollout.top_k, top_p and min_p leave: expected none of these cuts, or "
+           "none of those keys");
     }
     if (rl.old_logprobs == OldLogprobs::kLogLinear && rl.mode == RlMode::kSync) {
       fail("rl.old_logprobs",

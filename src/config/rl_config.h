@@ -34,6 +34,10 @@ constexpr auto names_of(RouterReplay) { return spelled("auto", "off", "r3"); }
 enum class Overlong { kOff, kPunish, kMask };
 constexpr auto names_of(Overlong) { return spelled("off", "punish", "mask"); }
 
+/// Whether what rl.correction.rs rejects counts in the divisor of the loss.
+enum class RejectedTokens { kKeep, kDrop };
+constexpr auto names_of(RejectedTokens) { return spelled("keep", "drop"); }
+
 enum class KlWhere { kLoss, kReward };
 constexpr auto names_of(KlWhere) { return spelled("loss", "reward"); }
 
@@ -53,9 +57,16 @@ struct RlAlgorithm {
 struct RlCorrection {
   objective::ImportanceWeight is = objective::ImportanceWeight::kToken;
   double is_cap = 2;
+  bool is_batch_normalize = false;
   objective::Rejection rs = objective::Rejection::kOff;
   std::array<double, 2> rs_bounds = {0, 3};
+  RejectedTokens rs_denominator = RejectedTokens::kKeep;
   double off_policy_delta = 0;
+
+  bool normalizes() const { return is != objective::ImportanceWeight::kOff && is_batch_normalize; }
+  bool drops() const {
+    return rs != objective::Rejection::kOff && rs_denominator == RejectedTokens::kDrop;
+  }
 };
 
 struct RlReference {
@@ -121,10 +132,11 @@ struct RlSection {
   /// Prompts of a batch: what the weights are trained on between two versions.
   std::int64_t groups_per_batch() const { return groups_per_step * sync_every; }
   bool has_several_updates() const { return sync_every > 1 || epochs > 1; }
-  /// The anchor of the ratio takes a pass of its own before the batch's first step; of one step
-  /// alone the step's own log-probabilities are the anchor.
+  /// The anchor of the ratio takes a pass of its own before the batch's first step. Of one step
+  /// alone the step's own log-probabilities are the anchor, unless all must be known before it.
   bool finds_anchor() const {
-    return old_logprobs == OldLogprobs::kRecompute && has_several_updates();
+    return old_logprobs == OldLogprobs::kRecompute &&
+           (has_several_updates() || correction.normalizes() || correction.drops());
   }
   /// Versions that a token may be old when it is trained on.
   std::int64_t staleness() const { return mode == RlMode::kSync ? 0 : max_staleness; }

@@ -108,10 +108,17 @@ Section correction_section() {
            "importance weights; with old_logprobs rollout the ratio holds them, but for loss "
            "reinforce",
            {.aliases = {"rollout_is", "tis"}})
-      .key("is_cap", &RlCorrection::is_cap, "largest weight", {.range = above(0)})
+      .key("is_cap", &RlCorrection::is_cap, "largest weight; 0: any", {.range = at_least(0)})
+      .key("is_batch_normalize", &RlCorrection::is_batch_normalize,
+           "divide the weights by their mean over the batch; with old_logprobs recompute",
+           {.aliases = {"rollout_is_batch_normalize"}})
       .key("rs", &RlCorrection::rs, "statistic by which tokens or sequences are rejected",
            {.aliases = {"rollout_rs"}})
       .key("rs_bounds", &RlCorrection::rs_bounds, "what is kept: from, to")
+      .key(
+          "rs_denominator", &RlCorrection::rs_denominator,
+          "keep: what is rejected counts in the divisor of the loss, as losses of 0; drop: it does "
+          "not, as if it had not been drawn; with old_logprobs recompute")
       .key("off_policy_delta", &RlCorrection::off_policy_delta,
            "drop sequences of negative advantage that lost more than this, in nats a token; 0: off",
            {.range = at_least(0)});

@@ -45,6 +45,15 @@ void note_policy_keys(const RunConfig& config, Note&& note) {
   } else if (config.rl.critic.updates == 1) {
     note("rl.critic.clip", "rl.critic.updates is 1, and values change after it");
   }
+  const RlCorrection& correction = config.rl.correction;
+  if (correction.is == objective::ImportanceWeight::kOff) {
+    note("rl.correction.is_cap", "rl.correction.is is off");
+    note("rl.correction.is_batch_normalize", "rl.correction.is is off");
+  }
+  if (correction.rs == objective::Rejection::kOff) {
+    note("rl.correction.rs_bounds", "rl.correction.rs is off");
+    note("rl.correction.rs_denominator", "rl.correction.rs is off");
+  }
   if (!config.rl.dynamic_sampling) note("rl.max_attempts", "rl.dynamic_sampling is false");
 }
 

@@ -92,6 +92,7 @@ PolicyTokens Policy::tokens_of(const Columns& columns, const LocalBatch& batch,
                                const LossRows& rows) const {
   const std::vector<std::int64_t> places = batch.places_of_tokens();
   PolicyTokens tokens;
+  tokens.mean_weight = mean_weight_;
   const std::pair<const std::vector<double>*, at::Tensor*> all[] = {
       {&columns.old, &tokens.old},
       {&columns.behaviour, &tokens.behaviour},

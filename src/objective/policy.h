@@ -31,8 +31,11 @@ class Policy : public Objective {
   std::vector<HeadFunction> heads(std::span<const data::Batch> micro_batches,
                                   const PassOptions& options) override;
 
-  /// Rows of the next steps, until others are set.
-  void set_rows(std::vector<PolicyRow> rows) { rows_ = std::move(rows); }
+  /// Rows of the next steps, until others are set, and the divisor of their importance weights.
+  void set_rows(std::vector<PolicyRow> rows, double mean_weight = 1) {
+    rows_ = std::move(rows);
+    mean_weight_ = mean_weight;
+  }
   /// Statistics of all ranks since the last call, for which the host waits; called by all ranks.
   PolicyStatistics take_statistics();
 
@@ -52,6 +55,7 @@ class Policy : public Objective {
 
   PolicyOptions options_;
   std::vector<PolicyRow> rows_;
+  double mean_weight_ = 1;
   PolicySums sums_;  ///< Sums of this rank's rows; nothing where it has run no head.
   at::Tensor entropy_;
 };

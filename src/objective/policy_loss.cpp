@@ -9,17 +9,15 @@
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
-#include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
+#include "objective/correction.h"
 #include "objective/sequence_sums.h"
 
 namespace heddle::objective {
 namespace {
 
-constexpr double kLargestLogRatio = 20, kLargestKl = 10;
-
-at::Tensor clamp(const at::Tensor& x, double limit) { return x.clamp(-limit, limit); }
+constexpr double kLargestKl = 10;
 
 /// A derivative, 0 where clamp() cut `x`.
 at::Tensor if_within(const at::Tensor& derivative, const at::Tensor& x, double limit) {
@@ -46,17 +44,6 @@ struct Term {
     return {value * factor, derivative * factor};
   }
 };
-
-at::Tensor k_of(int form, const at::Tensor& log_rho) {
-  switch (form) {
-    case 1:
-      return -log_rho;
-    case 2:
-      return log_rho * log_rho / 2;
-    default:
-      return at::exp(log_rho) - log_rho - 1;
-  }
-}
 
 Term kl_term(KlForm form, const at::Tensor& log_ratio) {
   const at::Tensor x = clamp(log_ratio, kLargestLogRatio), inverse = at::exp(-x);
@@ -100,7 +87,6 @@ class Losses {
         log_ratio_(l_ - old_),
         ratio_(log_ratio_),
         log_rho_(clamp((is_bypass_ ? l_ : old_) - behaviour_, kLargestLogRatio)),
-        rho_(at::exp(log_rho_)),
         log_mismatch_(options.interpolates_old ? clamp(l_ - behaviour_, kLargestLogRatio)
                                                : log_rho_),
         low_(of_token(tokens.clip_low, 1 - options.clip_low)),
@@ -130,35 +116,9 @@ class Losses {
     return sequences_->at_tokens(sequences_->of(values));
   }
   at::Tensor mean(const at::Tensor& values) const { return sum(values) / t_.sequence_tokens; }
-  at::Tensor largest_of(const at::Tensor& values) const {
-    return sequences_->at_tokens(sequences_->largest(values));
-  }
 
-  /// The number that o_.rejection bounds.
-  at::Tensor rejection_statistic() const {
-    switch (o_.rejection) {
-      case Rejection::kToken:
-        return rho_;
-      case Rejection::kSequence:
-        return at::exp(clamp(sum(log_rho_), kLargestLogRatio));
-      case Rejection::kGeometric:
-        return at::exp(clamp(mean(log_rho_), kLargestLogRatio));
-      default:
-        break;
-    }
-    const int place = static_cast<int>(o_.rejection) - static_cast<int>(Rejection::kSumK1);
-    const at::Tensor k = k_of(place / 3 + 1, log_rho_);
-    if (place % 3 == 0) return sum(k);
-    return place % 3 == 1 ? mean(k) : largest_of(k);
-  }
   at::Tensor is_rejected() const {
-    at::Tensor is_rejected = at::zeros(l_.sizes(), l_.options().dtype(at::kBool));
-    if (o_.rejection != Rejection::kOff) {
-      const at::Tensor statistic = rejection_statistic();
-      // A statistic that is no number is not within the bounds.
-      is_rejected =
-          ((statistic >= o_.rejection_low) & (statistic <= o_.rejection_high)).logical_not();
-    }
+    at::Tensor is_rejected = objective::is_rejected(log_rho_, t_.sequence_tokens, o_, sequences_);
     if (o_.off_policy_delta > 0) {
       const at::Tensor distance = mean(behaviour_ - l_);
       is_rejected = is_rejected | ((t_.first_advantage < 0) & (distance > o_.off_policy_delta));
@@ -166,15 +126,7 @@ class Losses {
     return is_rejected;
   }
   at::Tensor weights() const {
-    switch (o_.importance) {
-      case ImportanceWeight::kOff:
-        break;
-      case ImportanceWeight::kToken:
-        return rho_.clamp_max(o_.importance_cap);
-      case ImportanceWeight::kSequence:
-        return at::exp(clamp(sum(log_rho_), kLargestLogRatio)).clamp_max(o_.importance_cap);
-    }
-    return at::ones_like(l_);
+    return importance_weights(log_rho_, o_, sequences_) / t_.mean_weight;
   }
 
   at::Tensor clipped_ratio() const { return at::minimum(at::maximum(ratio_.value, low_), high_); }
@@ -275,7 +227,7 @@ class Losses {
   bool is_bypass_;
   at::Tensor behaviour_, log_ratio_;
   Ratio ratio_;
-  at::Tensor log_rho_, rho_, log_mismatch_, low_, high_;
+  at::Tensor log_rho_, log_mismatch_, low_, high_;
 };
 
 }  // namespace

@@ -11,8 +11,8 @@ namespace heddle::objective {
 class SequenceSums;
 
 /// Columns [n] about tokens that the policy chose, on one device and of one dtype. Undefined old:
-/// sg(l), so that r = 1, or what PolicyOptions::interpolates_old makes of it; behaviour: none apart from old (bypass); reference: no KL; age: not known;
-/// clips: those of the options.
+/// sg(l), so that r = 1, or what PolicyOptions::interpolates_old makes of it; behaviour: none apart
+/// from old (bypass); reference: no KL; age: not known; clips: those of the options.
 struct PolicyTokens {
   at::Tensor old, behaviour, reference;
   /// Versions between the weights that drew each and those in training.
@@ -22,13 +22,14 @@ struct PolicyTokens {
   // About the sequence of each token:
   at::Tensor sequence_tokens;  ///< Tokens of it that were chosen, on all ranks.
   at::Tensor first_advantage;  ///< Its first chosen token's; for off_policy_delta alone.
+  double mean_weight = 1;      ///< Divisor of importance weights.
 
   /// The tokens from `first` on.
   PolicyTokens narrow(std::int64_t first, std::int64_t count) const;
 };
 
-/// alpha [n] of log old = behaviour + alpha (sg(l) - behaviour) for tokens of `age` [n]: (age - 1) /
-/// age, which is (v_prox - v_behaviour) / (v_theta - v_behaviour) with v_theta the version in
+/// alpha [n] of log old = behaviour + alpha (sg(l) - behaviour) for tokens of `age` [n]: (age - 1)
+/// / age, which is (v_prox - v_behaviour) / (v_theta - v_behaviour) with v_theta the version in
 /// training and v_prox the one before it; 0 at age 0, as in compute_prox_logp_approximations of
 /// AReaL (areal/trainer/ppo/actor.py).
 at::Tensor interpolation(const at::Tensor& age);
@@ -39,7 +40,7 @@ struct PolicyStatistics {
   double old_kl = 0, reference_kl = 0;  ///< k1 of old against pi; k3 of pi against the reference.
   /// k1, k3 and |log| of rho; where old is interpolated, of pi / behaviour.
   double mismatch_k1 = 0, mismatch_k3 = 0, mismatch_abs = 0;
-  double weight = 0, weight_squared = 0;                      ///< Importance weights.
+  double weight = 0, weight_squared = 0;  ///< Importance weights.
   double rejected = 0;
   // Sums over tokens of age 0, 1, and 2 or more.
   double age0_tokens = 0, age1_tokens = 0, older_tokens = 0;

@@ -43,7 +43,7 @@ enum class KlForm {
 constexpr auto names_of(KlForm) { return spelled("k1", "k2", "k3", "k3+"); }
 
 /// Importance weights of what the behaviour policy drew: min(rho, importance_cap) of each token, or
-/// of the product over a sequence.
+/// of the product over a sequence; without a cap of 0.
 enum class ImportanceWeight { kOff, kToken, kSequence };
 constexpr auto names_of(ImportanceWeight) { return spelled("off", "token", "sequence"); }
 

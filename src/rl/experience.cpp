@@ -2,6 +2,10 @@
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <array>
@@ -11,6 +15,8 @@
 #include "base/errors.h"
 #include "base/rng.h"
 #include "objective/advantages.h"
+#include "objective/correction.h"
+#include "objective/sequence_sums.h"
 
 namespace heddle::rl {
 namespace {
@@ -138,6 +144,52 @@ void Experience::set_reference(const std::vector<train::RowScore>& scores) {
 void Experience::set_anchor(const std::vector<train::RowScore>& scores) {
   anchor_.clear();
   for (const train::RowScore& score : scores) anchor_.push_back(score.logprobs);
+}
+
+void Experience::correct(const objective::PolicyOptions& options) {
+  double sum = 0, count = 0;
+  dropped_.assign(rows_.size(), 0);
+  for (std::size_t i = 0; i < rows_.size(); ++i) {
+    std::vector<std::size_t> places;  // among the row's tokens, whose labels were drawn
+    std::vector<double> log_rho;
+    for (std::size_t t = 0; t < tokens_[i].size(); ++t) {
+      if (weights_[i][t] == 0) continue;
+      const std::size_t drawn = t + 1 - static_cast<std::size_t>(rows_[i].prompt);
+      places.push_back(t);
+      log_rho.push_back(anchor_.at(i)[t + 1] - rows_[i].trajectory->logprobs[drawn]);
+    }
+    if (places.empty()) continue;
+    const at::Tensor ratios =
+        objective::clamp(at::tensor(log_rho, at::kDouble), objective::kLargestLogRatio);
+    const auto n = std::ssize(places);
+    const objective::SequenceSums one(comm::Group("row"), at::zeros({n}, at::kLong),
+                                      at::ones({n}, at::kDouble), 1);
+    const at::Tensor weights = objective::importance_weights(ratios, options, &one);
+    const bool by_sequence = options.importance == objective::ImportanceWeight::kSequence;
+    sum += by_sequence ? weights[0].item<double>() : weights.sum().item<double>();
+    count += by_sequence ? 1 : static_cast<double>(n);
+    const at::Tensor is_out = objective::is_rejected(
+        ratios, at::full({n}, static_cast<double>(n), at::kDouble), options, &one);
+    for (std::int64_t k = 0; k < n; ++k) {
+      if (!is_out.const_data_ptr<bool>()[k]) continue;
+      const std::size_t t = places[static_cast<std::size_t>(k)];
+      labels_[i][t] = static_cast<std::int32_t>(data::kIgnoredLabel);
+      weights_[i][t] = 0;
+      ++dropped_[i];
+    }
+  }
+  // Weights that are almost 0 stay as they are.
+  if (sum > 1e-8 * count) mean_weight_ = sum / count;
+}
+
+std::int64_t Experience::dropped_tokens(std::int64_t part) const {
+  const auto [first, last] = groups_of(part);
+  std::int64_t sum = 0;
+  for (std::size_t i = 0; i < dropped_.size(); ++i) {
+    const auto group = static_cast<std::int64_t>(rows_[i].group);
+    if (group >= first && group < last) sum += dropped_[i];
+  }
+  return sum;
 }
 
 std::vector<std::vector<double>> Experience::token_rewards() const {
@@ -302,9 +354,10 @@ data::Step Experience::step(std::int64_t number, std::int64_t rank, std::int64_t
     rows.push_back(i);
     lengths.push_back(length(i));
     step.tokens += length(i);
-    if (is_masked(*rows_[i].trajectory)) continue;
-    step.loss_rows += rows_[i].trajectory->sampled_tokens();
-    ++step.sequences;
+    const std::int64_t chosen =
+        std::ranges::count_if(weights_[i], [](float weight) { return weight != 0; });
+    step.loss_rows += chosen;
+    step.sequences += chosen > 0;
   }
   step.loss_weight_sum = static_cast<double>(step.loss_rows);
   step.rows = std::ssize(rows);

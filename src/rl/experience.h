@@ -30,6 +30,14 @@ class Experience {
   /// [rows][tokens] log-probabilities by the weights before the batch's first step, as the
   /// reference's: the anchor of the ratio in place of the weights before each step.
   void set_anchor(const std::vector<train::RowScore>& scores);
+  /// Finds, once the anchor is set, what options.rejection leaves out and the mean of the
+  /// importance weights. What is left out takes part in no step from now on.
+  void correct(const objective::PolicyOptions& options);
+  /// Mean over the batch of the importance weights of tokens, or of sequences with one, rejected or
+  /// not; 1 before correct().
+  double mean_weight() const { return mean_weight_; }
+  /// Tokens of the rows of a part that correct() left out.
+  std::int64_t dropped_tokens(std::int64_t part) const;
   /// [rows][tokens] values by the critic at each token with a label, of what follows it; advantage
   /// gae needs them.
   void set_values(std::vector<std::vector<double>> values) { values_ = std::move(values); }
@@ -92,6 +100,8 @@ class Experience {
   std::vector<std::vector<std::int32_t>> tokens_, labels_;
   std::vector<std::vector<float>> weights_;
   std::vector<std::vector<double>> reference_, anchor_, values_;
+  std::vector<std::int64_t> dropped_;  ///< [rows] tokens that correct() left out; empty: none.
+  double mean_weight_ = 1;
 };
 
 }  // namespace heddle::rl

@@ -102,7 +102,7 @@ void report_times(const StepTimes& times, double seconds, const Batch* batch,
                    counts.elapsed_s > 0 ? std::max(0.0, 1 - counts.seconds / counts.elapsed_s) : 0);
 }
 
-void report_policy(const objective::PolicyStatistics& all, bool has_reference,
+void report_policy(const objective::PolicyStatistics& all, std::int64_t dropped, bool has_reference,
                    train::StepInfo& info) {
   const auto mean = [&](double sum) { return all.tokens > 0 ? sum / all.tokens : 0; };
   info.metrics.set(metric::kEntropy, mean(all.entropy));
@@ -126,7 +126,9 @@ void report_policy(const objective::PolicyStatistics& all, bool has_reference,
   info.metrics.set(
       metric::kMismatchEss,
       all.weight_squared > 0 ? all.weight * all.weight / (all.tokens * all.weight_squared) : 0);
-  info.metrics.set(metric::kRejectedTokens, mean(all.rejected));
+  const auto left = static_cast<double>(dropped);
+  info.metrics.set(metric::kRejectedTokens,
+                   all.tokens + left > 0 ? (all.rejected + left) / (all.tokens + left) : 0);
 }
 
 }  // namespace heddle::rl

@@ -31,8 +31,9 @@ void report_generation(const Batch& batch, bool is_async, train::StepInfo& info)
 /// ones, which wait for nothing. `info` has the time of the update; it gets that of the whole step.
 void report_times(const StepTimes& times, double seconds, const Batch* batch,
                   const config::RunConfig& config, train::StepInfo& info);
-/// Statistics of all ranks; `has_reference`: the loss holds the policy to one.
-void report_policy(const objective::PolicyStatistics& all, bool has_reference,
+/// Statistics of all ranks; `dropped`: rejected tokens that these are without; `has_reference`: the
+/// loss holds the policy to one.
+void report_policy(const objective::PolicyStatistics& all, std::int64_t dropped, bool has_reference,
                    train::StepInfo& info);
 
 /// 0 without values.

@@ -9,6 +9,7 @@
 #include "base/text.h"
 #include "comm/agreement.h"
 #include "rl/generation.h"
+#include "rl/policy_options.h"
 #include "rl/remote_generation.h"
 #include "rl/timed.h"
 #include "rl/turns.h"
@@ -20,36 +21,6 @@ namespace {
 
 /// The one trajectory of a group in evaluation.
 constexpr std::array<std::size_t, 1> kOnly{0};
-
-objective::PolicyOptions policy_options(const config::RunConfig& config) {
-  const config::RlSection& rl = config.rl;
-  objective::PolicyOptions options;
-  options.temperature = config.rollout.temperature;
-  options.loss = rl.algorithm.loss;
-  options.mean = rl.algorithm.mean;
-  options.clip_low = rl.algorithm.clip_low;
-  options.clip_high = rl.algorithm.clip_high;
-  options.dual_clip = rl.algorithm.dual_clip;
-  options.sapo_tau_positive = rl.algorithm.sapo_tau_positive;
-  options.sapo_tau_negative = rl.algorithm.sapo_tau_negative;
-  options.dppo_cap = rl.algorithm.dppo_cap;
-  options.dppo_delta = rl.algorithm.dppo_delta;
-  options.dro_beta = rl.algorithm.dro_beta;
-  options.entropy_coefficient = rl.algorithm.entropy_coef;
-  options.constant_length = static_cast<double>(config.rollout.max_new_tokens);
-  if (rl.reference.kl_where == config::KlWhere::kLoss)
-    options.kl_coefficient = rl.reference.kl_coef;
-  options.kl_form = rl.reference.kl_form;
-  options.kl_ratio_weighted = rl.reference.kl_ratio_weighted;
-  options.interpolates_old = rl.old_logprobs == config::OldLogprobs::kLogLinear;
-  options.importance = rl.correction.is;
-  options.importance_cap = rl.correction.is_cap;
-  options.rejection = rl.correction.rs;
-  options.rejection_low = rl.correction.rs_bounds[0];
-  options.rejection_high = rl.correction.rs_bounds[1];
-  options.off_policy_delta = rl.correction.off_policy_delta;
-  return options;
-}
 
 data::LoaderInfo loader_info(const config::RunConfig& config, const Prompts& prompts) {
   data::LoaderInfo info;
@@ -205,11 +176,20 @@ bool Steps::begin_batch() {
     critic_->evaluate(experience_->step(done_, mesh.data_rank(), mesh.data_size()), *experience_);
   }
   const Timed timed(times_.prepare);
-  policy_.set_rows(experience_->policy_rows(source_->version()));
+  std::vector<objective::PolicyRow> rows = experience_->policy_rows(source_->version());
+  if (config_.rl.finds_anchor()) experience_->correct(correction_options(config_));
+  policy_.set_rows(std::move(rows), experience_->mean_weight());
   return true;
 }
 
 void Steps::warn_of_no_loss(const data::Step& step) const {
+  if (experience_->dropped_tokens(part()) > 0) {
+    log::warning(
+        "step {}: rl.correction.rs rejects all tokens, and nothing is left to learn from; the "
+        "policy stays as it is. Raise rl.correction.rs_bounds, or lower rl.max_staleness",
+        step.step + 1);
+    return;
+  }
   log::warning(
       "step {}: all completions reached rollout.max_new_tokens {}, and rl.overlong mask leaves "
       "nothing of them to learn from; the policy stays as it is. Raise rollout.max_new_tokens, or "
@@ -218,7 +198,7 @@ void Steps::warn_of_no_loss(const data::Step& step) const {
 }
 
 std::span<const Group> Steps::groups_of_step() const {
-  const auto [first, last] = experience_->groups_of((updates_ - 1) % experience_->parts());
+  const auto [first, last] = experience_->groups_of(part());
   return std::span(batch_.groups)
       .subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(last - first));
 }
@@ -325,7 +305,7 @@ void Steps::on_updated(train::StepInfo& info) {
   report_groups(groups_of_step(), source_->version(), info);
   const bool begins_batch = updates_ == 1;
   if (begins_batch) report_generation(batch_, config_.rl.mode == config::RlMode::kAsync, info);
-  report_policy(policy_.take_statistics(),
+  report_policy(policy_.take_statistics(), experience_->dropped_tokens(part()),
                 reference.kl_coef > 0 && reference.kl_where == config::KlWhere::kLoss, info);
   if (critic_) critic_->report(info);
   {

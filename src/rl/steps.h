@@ -44,6 +44,8 @@ class Steps : public train::StepSource {
   bool ends_batch() const { return updates_ == updates_of_batch_ || done_ == info_.total_steps; }
   /// The step given last is one of the first pass over its batch.
   bool is_first_pass() const { return updates_ <= experience_->parts(); }
+  /// Part of the batch that the step given last is on.
+  std::int64_t part() const { return (updates_ - 1) % experience_->parts(); }
   std::span<const Group> groups_of_step() const;
   void place_reference();
   /// The next batch and what is found of it before its first step. False at the end of the stream.

@@ -233,10 +233,12 @@ class Formula {
       const bool is_kept = o_.rejection != Rejection::kToken ||
                            (o_.rejection_low <= rho(i) && rho(i) <= o_.rejection_high);
       ++counted;
+      const double cap =
+          o_.importance_cap > 0 ? o_.importance_cap : std::numeric_limits<double>::infinity();
       const double w = o_.importance == ImportanceWeight::kOff ? 1
                        : o_.importance == ImportanceWeight::kToken
-                           ? std::min(rho(i), o_.importance_cap)
-                           : std::min(product_of_rho(y), o_.importance_cap);
+                           ? std::min(rho(i), cap)
+                           : std::min(product_of_rho(y), cap);
       if (is_kept) total += policy(i, exp20(mean_log_ratio), w) + o_.kl_coefficient * kl(i);
     }
     if (o_.mean == LossMean::kSequenceToken) total /= std::max(1.0, counted);
@@ -342,6 +344,7 @@ TEST(PolicyLoss, EqualsTheCorrections) {
       for (int importance = 0; importance < 3; ++importance) {
         for (int rejection = 0; rejection < 13; ++rejection) {
           PolicyOptions options;
+          options.importance_cap = rejection % 2 == 0 ? 2 : 0;
           options.loss = loss;
           options.mean = LossMean::kSequenceToken;
           options.importance = static_cast<ImportanceWeight>(importance);

@@ -230,6 +230,68 @@ TEST_F(ExperienceTest, ShuffledRewardsAreThoseOfOthers) {
   EXPECT_EQ(rewards, (std::vector<double>{0, 1, 2, 3}));
 }
 
+TEST_F(ExperienceTest, WhatIsRejectedLeavesTheStepAndWeightsHaveAMean) {
+  const config::RunConfig run = config({"rl.groups_per_step=1", "rl.sync_every=2"});
+  const Prompts all = prompts(run);
+  std::vector<Group> batch = groups();
+  batch[0].trajectories[1].sampled = {1, 1, 1, 0, 0, 1, 1, 1};
+  const std::vector<std::vector<double>> rhos = {
+      {0.5, 4, 1}, {1, 1, 0.25, 1, 1, 3, 1, 1}, {8}, {1, 1, 1, 1, 1}};
+  const auto corrected = [&](const objective::PolicyOptions& options) {
+    Experience experience(run, all, batch);
+    std::vector<train::RowScore> scores;
+    for (std::size_t i = 0; i < 4; ++i) {
+      const Trajectory& trajectory = batch[i / 2].trajectories[i % 2];
+      std::vector<double> row(experience.tokens()[i].size(), std::nan(""));
+      const std::size_t prompt = row.size() - trajectory.tokens.size();
+      for (std::size_t t = 0; t < trajectory.tokens.size(); ++t)
+        row[prompt + t] = trajectory.logprobs[t] + std::log(rhos[i][t]);
+      scores.push_back({.logprobs = row, .entropies = {}, .outputs = {}});
+    }
+    experience.set_anchor(scores);
+    experience.correct(options);
+    return experience;
+  };
+  objective::PolicyOptions options;
+  options.importance = objective::ImportanceWeight::kToken;
+  options.importance_cap = 2;
+  // Observations are not among the fifteen tokens that were drawn.
+  EXPECT_NEAR(corrected(options).mean_weight(),
+              (0.5 + 2 + 1 + 1 + 1 + 0.25 + 2 + 1 + 1 + 2 + 5) / 15, 1e-12);
+  options.importance = objective::ImportanceWeight::kSequence;
+  EXPECT_NEAR(corrected(options).mean_weight(), (2 + 0.75 + 2 + 1) / 4, 1e-12);
+
+  options.rejection = objective::Rejection::kToken;
+  options.rejection_low = 0.4, options.rejection_high = 3.5;
+  const Experience by_token = corrected(options);
+  EXPECT_EQ(by_token.dropped_tokens(0), 2);
+  EXPECT_EQ(by_token.dropped_tokens(1), 1);
+  EXPECT_EQ(by_token.step(0, 0, 1, 0).loss_rows, 9 - 2);
+  EXPECT_EQ(by_token.step(0, 0, 1, 0).sequences, 2);
+  // The completion of one token is left without any.
+  EXPECT_EQ(by_token.step(0, 0, 1, 1).loss_rows, 5);
+  EXPECT_EQ(by_token.step(0, 0, 1, 1).sequences, 1);
+  const data::Step step = by_token.step(0, 0, 1, 0);
+  for (const data::Batch& micro : step.micro_batches) {
+    for (std::size_t s = 0; s < micro.row_ids.size(); ++s) {
+      const auto row = static_cast<std::size_t>(micro.row_ids[s]);
+      const std::int64_t begin = micro.cu_seqlens_host[s] + std::ssize(all.row(0).tokens) - 1;
+      for (std::size_t t = 0; t < rhos[row].size(); ++t) {
+        const bool is_in =
+            rhos[row][t] != 4 && rhos[row][t] != 0.25 && batch[0].trajectories[row].is_sampled(t);
+        const std::int64_t place = begin + static_cast<std::int64_t>(t);
+        EXPECT_EQ(micro.loss_weights[place].item<float>(), is_in ? 1 : 0) << row << " " << t;
+        EXPECT_EQ(micro.labels[place].item<std::int64_t>() != data::kIgnoredLabel, is_in);
+      }
+    }
+  }
+  options.rejection = objective::Rejection::kSequence;
+  const Experience by_sequence = corrected(options);
+  EXPECT_EQ(by_sequence.dropped_tokens(0) + by_sequence.dropped_tokens(1), 1);
+  // Advantages are those of all.
+  EXPECT_EQ(by_token.policy_rows(0)[0].advantages, by_sequence.policy_rows(0)[0].advantages);
+}
+
 TEST_F(ExperienceTest, KlInTheRewardLowersIt) {
   const config::RunConfig run =
       config({"rl.reference.kl_coef=0.5", "rl.reference.kl_where=reward",

@@ -1,0 +1,2 @@
+// Whole runs of `heddle rl` whose reference follows the policy.
+#include "rl/rl_fixture.h"
