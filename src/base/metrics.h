@@ -90,6 +90,8 @@ inline constexpr Metric kMemoryBytes{"memory_bytes", Unit::kBytes,
 // Training.
 inline constexpr Metric kEntropy{"entropy", Unit::kNats,
                                  "mean entropy of the predicted distributions"};
+inline constexpr Metric kEntropyCoef{"entropy_coef", Unit::kNumber,
+                                     "coefficient of the entropy in the step's loss"};
 inline constexpr Metric kRecomputedLayers{"recomputed_layers", Unit::kCount,
                                           "layers that run again, under `train.recompute: auto`"};
 inline constexpr Metric kAuxLoss{"aux_loss", Unit::kNumber,
@@ -169,6 +171,9 @@ inline constexpr Metric kWaitSeconds{"wait_s", Unit::kSeconds,
                                      "the trainer's wait for its batch, with `rl.rollout_ranks`"};
 inline constexpr Metric kSyncSeconds{"sync_s", Unit::kSeconds,
                                      "sending the weights to `rl.rollout_ranks`"};
+inline constexpr Metric kSyncVerified{
+    "sync_verified", Unit::kCount,
+    "tensors of `rl.rollout_ranks` that `sync.verify` compared with the trainer's in the step"};
 inline constexpr Metric kReferenceSeconds{
     "reference_s", Unit::kSeconds,
     "log-probabilities under the reference, with `rl.reference.kl_coef`"};

@@ -140,9 +140,16 @@ class Checker {
     }
     if (rl.replays_experts() && !c_.train.router_replay.empty()) {
       fail("train.router_replay",
-           "takes experts from files, and rl.router_replay those of generation: expected "
-           "rl.router_replay off, or no folder");
+           "takes experts from files, and rl.router_replay those of generation or of the anchor's "
+           "pass: expected rl.router_replay off, or no folder");
     }
+    if (rl.router_replay == RouterReplay::kR2 && rl.old_logprobs != OldLogprobs::kRecompute) {
+      fail("rl.router_replay",
+           fmt::format("r2 takes the experts of the pass that finds the anchor: expected "
+                       "rl.old_logprobs recompute, found {}",
+                       to_string(rl.old_logprobs)));
+    }
+    entropy_bonus();
     if (rl.correction.rs_bounds[0] > rl.correction.rs_bounds[1])
       fail("rl.correction.rs_bounds", "the first bound is the lower one");
     for (const auto& [key, is_on] :
@@ -185,10 +192,10 @@ class Checker {
     }
     if (c_.rollout.has_cuts() && rl.finds_anchor()) {
       fail("rl.old_logprobs",
-           "recompute with rl.sync_every or rl.epochs above 1, rl.correction.is_batch_normalize or "
-           "rs_denominator drop asks for log-probabilities over all tokens, and the policy's are "
-           "over those that rollout.top_k, top_p and min_p leave: expected none of these cuts, or "
-           "none of those keys");
+           "recompute with rl.sync_every or rl.epochs above 1, rl.correction.is_batch_normalize, "
+           "rs_denominator drop or rl.router_replay r2 asks for log-probabilities over all tokens, "
+           "and the policy's are over those that rollout.top_k, top_p and min_p leave: expected "
+           "none of these cuts, or none of those keys");
     }
     if (rl.old_logprobs == OldLogprobs::kLogLinear && rl.mode == RlMode::kSync) {
       fail("rl.old_logprobs",
@@ -200,6 +207,20 @@ class Checker {
     if (rl.is_disaggregated() && rl.rollout_ranks % c_.rollout.tp != 0) {
       fail("rollout.tp",
            fmt::format("{} does not divide rl.rollout_ranks {}", c_.rollout.tp, rl.rollout_ranks));
+    }
+  }
+
+  void entropy_bonus() const {
+    const RlAlgorithm& a = c_.rl.algorithm;
+    if (a.entropy_target == 0) return;
+    if (a.entropy_coef_min > a.entropy_coef_max)
+      fail("rl.algorithm.entropy_coef_min",
+           fmt::format("{} is above entropy_coef_max {}", a.entropy_coef_min, a.entropy_coef_max));
+    if (a.entropy_coef < a.entropy_coef_min || a.entropy_coef > a.entropy_coef_max) {
+      fail("rl.algorithm.entropy_coef",
+           fmt::format("expected {} to {} (entropy_coef_min, entropy_coef_max) with "
+                       "rl.algorithm.entropy_target, found {}",
+                       a.entropy_coef_min, a.entropy_coef_max, a.entropy_coef));
     }
   }
 

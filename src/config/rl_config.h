@@ -26,10 +26,11 @@ constexpr auto names_of(UpdateMode) { return spelled("recompute", "wait", "abort
 enum class OldLogprobs { kRollout, kRecompute, kLogLinear };
 constexpr auto names_of(OldLogprobs) { return spelled("rollout", "recompute", "loglinear"); }
 
-/// Experts that the trainer takes for a completion's tokens: those of its own router, or those that
-/// generation chose. Auto: the latter for models with experts in mode async.
-enum class RouterReplay { kAuto, kOff, kR3 };
-constexpr auto names_of(RouterReplay) { return spelled("auto", "off", "r3"); }
+/// Experts that the trainer takes for a completion's tokens: those of its own router, those that it
+/// chose in the pass of the anchor (R2), or those that generation chose (R3). Auto: the last for
+/// models with experts in mode async.
+enum class RouterReplay { kAuto, kOff, kR2, kR3 };
+constexpr auto names_of(RouterReplay) { return spelled("auto", "off", "r2", "r3"); }
 
 enum class Overlong { kOff, kPunish, kMask };
 constexpr auto names_of(Overlong) { return spelled("off", "punish", "mask"); }
@@ -51,6 +52,8 @@ struct RlAlgorithm {
   double dppo_cap = 20, dppo_delta = 0.2;
   double dro_beta = 0.05;
   double entropy_coef = 0;
+  double entropy_target = 0, entropy_coef_delta = 0.005;
+  double entropy_coef_min = 0, entropy_coef_max = 1;
   double gamma = 1, lambda = 1;
 };
 
@@ -74,6 +77,7 @@ struct RlReference {
   KlWhere kl_where = KlWhere::kLoss;
   objective::KlForm kl_form = objective::KlForm::kK3;
   bool kl_ratio_weighted = false;
+  std::int64_t sync_every = 0;
 };
 
 /// Optimizer of the critic, and the loss of its values; for the rest optim.* are its too.
@@ -125,9 +129,13 @@ struct RlSection {
   /// Other ranks than the trainer's generate.
   bool is_disaggregated() const { return rollout_ranks > 0; }
   /// Asks for the choices of generation; a model without experts has none.
-  bool replays_experts() const {
+  bool replays_generation() const {
     return router_replay == RouterReplay::kR3 ||
            (router_replay == RouterReplay::kAuto && mode == RlMode::kAsync);
+  }
+  /// Updates are given their experts.
+  bool replays_experts() const {
+    return replays_generation() || router_replay == RouterReplay::kR2;
   }
   /// Prompts of a batch: what the weights are trained on between two versions.
   std::int64_t groups_per_batch() const { return groups_per_step * sync_every; }
@@ -136,7 +144,8 @@ struct RlSection {
   /// alone the step's own log-probabilities are the anchor, unless all must be known before it.
   bool finds_anchor() const {
     return old_logprobs == OldLogprobs::kRecompute &&
-           (has_several_updates() || correction.normalizes() || correction.drops());
+           (has_several_updates() || correction.normalizes() || correction.drops() ||
+            router_replay == RouterReplay::kR2);
   }
   /// Versions that a token may be old when it is trained on.
   std::int64_t staleness() const { return mode == RlMode::kSync ? 0 : max_staleness; }
@@ -166,6 +175,7 @@ struct SyncSection {
   SyncBackend backend = SyncBackend::kAuto;
   std::int64_t bucket_bytes = std::int64_t{256} << 20;
   bool staged = false;
+  std::int64_t verify = 50;
   double rendezvous_timeout_s = 60, timeout_s = 120;
 };
 

@@ -44,10 +44,12 @@ Section rl_section() {
           "policy that drew them and the one in training; but for rollout, rl.correction.is weighs "
           "the anchor against the policy that drew",
           {.aliases = {"prox_logp_method"}})
-      .key("router_replay", &RlSection::router_replay,
-           "experts that completions are trained with: off: those of the trainer's own router, r3: "
-           "those that generation chose, with the weights that the router gives them; auto: r3 for "
-           "models with experts in mode async")
+      .key(
+          "router_replay", &RlSection::router_replay,
+          "experts that completions are trained with: off: those of the trainer's own router, r2: "
+          "those that it chose in the pass of old_logprobs recompute, r3: those that generation "
+          "chose; with the weights that the router gives them. auto: r3 for models with experts in "
+          "mode async")
       .key("overlong", &RlSection::overlong,
            "completions near the length limit: a penalty, or truncated ones leave the loss but not "
            "their group's mean")
@@ -93,6 +95,16 @@ Section algorithm_section() {
       .key("entropy_coef", &RlAlgorithm::entropy_coef,
            "of the mean entropy that the loss raises; 0: none",
            {.range = at_least(0), .aliases = {"entropy_coeff", "entropy_loss_coef"}})
+      .key("entropy_target", &RlAlgorithm::entropy_target,
+           "mean entropy in nats; a step at or below it raises the coefficient, which begins as "
+           "entropy_coef, one above lowers it and the next has no bonus; 0: it stays",
+           {.range = at_least(0)})
+      .key("entropy_coef_delta", &RlAlgorithm::entropy_coef_delta,
+           "entropy_target: change of the coefficient in a step", {.range = above(0)})
+      .key("entropy_coef_min", &RlAlgorithm::entropy_coef_min, "entropy_target: its lower bound",
+           {.range = at_least(0)})
+      .key("entropy_coef_max", &RlAlgorithm::entropy_coef_max, "entropy_target: its upper bound",
+           {.range = at_least(0)})
       .key("gamma", &RlAlgorithm::gamma, "advantages reinforce++ and gae: discount",
            {.range = within(0, 1)})
       .key("lambda", &RlAlgorithm::lambda,
@@ -135,7 +147,10 @@ Section reference_section() {
       .key("kl_form", &RlReference::kl_form,
            "estimator in the loss; k3+: value of k3, gradient of k2")
       .key("kl_ratio_weighted", &RlReference::kl_ratio_weighted,
-           "times the ratio, for an unbiased gradient", {.aliases = {"use_bias_correction_kl"}});
+           "times the ratio, for an unbiased gradient", {.aliases = {"use_bias_correction_kl"}})
+      .key("sync_every", &RlReference::sync_every,
+           "steps after which the reference becomes the policy as it is then; 0: never",
+           {.range = at_least(0), .aliases = {"ref_model_sync_steps"}});
   return s;
 }
 
@@ -242,6 +257,11 @@ Section sync_section() {
       .key("staged", &SyncSection::staged,
            "rollouts keep new weights apart until all have come, so that a failed update leaves "
            "the old ones; needs the memory of a second copy")
+      .key(
+          "verify", &SyncSection::verify,
+          "after the first publication, and each whose version this divides, the rollouts' tensors "
+          "are compared with the trainer's by a hash; 0: never",
+          {.range = at_least(0)})
       .key("rendezvous_timeout_s", &SyncSection::rendezvous_timeout_s,
            "how long trainer and rollouts wait for each other at the start", {.range = at_least(1)})
       .key("timeout_s", &SyncSection::timeout_s,

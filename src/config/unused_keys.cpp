@@ -45,6 +45,12 @@ void note_policy_keys(const RunConfig& config, Note&& note) {
   } else if (config.rl.critic.updates == 1) {
     note("rl.critic.clip", "rl.critic.updates is 1, and values change after it");
   }
+  if (config.rl.algorithm.entropy_target == 0) {
+    for (const char* key : {"entropy_coef_delta", "entropy_coef_min", "entropy_coef_max"})
+      note(std::string("rl.algorithm.") + key, "rl.algorithm.entropy_target is 0");
+  }
+  if (config.rl.reference.kl_coef == 0)
+    note("rl.reference.sync_every", "rl.reference.kl_coef is 0");
   const RlCorrection& correction = config.rl.correction;
   if (correction.is == objective::ImportanceWeight::kOff) {
     note("rl.correction.is_cap", "rl.correction.is is off");

@@ -112,8 +112,10 @@ std::int64_t largest_micro_batch(const Model& model, std::span<const data::Batch
   return largest;
 }
 
-at::Tensor evaluate_hidden(Model& model, parallel::Pipeline& pipeline, const LocalBatch& batch) {
-  return pipeline.evaluate(model, batch.device.tokens, batch.pass(model, /*training=*/false));
+at::Tensor evaluate_hidden(Model& model, parallel::Pipeline& pipeline, const LocalBatch& batch,
+                           std::vector<at::Tensor>* experts) {
+  return pipeline.evaluate(model, batch.device.tokens, batch.pass(model, /*training=*/false),
+                           experts);
 }
 
 }  // namespace heddle::objective

@@ -58,7 +58,8 @@ struct LocalBatch {
 std::int64_t largest_micro_batch(const Model& model, std::span<const data::Batch> batches);
 
 /// Hidden states [T/tp,H] of a batch after the last layer, without gradients; undefined where the
-/// last stage is elsewhere.
-at::Tensor evaluate_hidden(Model& model, parallel::Pipeline& pipeline, const LocalBatch& batch);
+/// last stage is elsewhere. `experts`: see Pipeline::evaluate.
+at::Tensor evaluate_hidden(Model& model, parallel::Pipeline& pipeline, const LocalBatch& batch,
+                           std::vector<at::Tensor>* experts = nullptr);
 
 }  // namespace heddle::objective

@@ -36,6 +36,8 @@ class Policy : public Objective {
     rows_ = std::move(rows);
     mean_weight_ = mean_weight;
   }
+  /// Replaces PolicyOptions::entropy_coefficient for the next steps.
+  void set_entropy_coefficient(double coefficient) { options_.entropy_coefficient = coefficient; }
   /// Statistics of all ranks since the last call, for which the host waits; called by all ranks.
   PolicyStatistics take_statistics();
 

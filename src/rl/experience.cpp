@@ -91,6 +91,10 @@ void Experience::require_experts(const Group& group, std::int64_t prompt) const 
 at::Tensor Experience::experts_of(const std::vector<std::size_t>& rows) const {
   std::vector<at::Tensor> parts;
   for (const std::size_t i : rows) {
+    if (!experts_.empty()) {
+      parts.push_back(experts_.at(i));
+      continue;
+    }
     const std::vector<std::uint16_t>& experts = rows_[i].trajectory->experts;
     at::Tensor part = at::empty({length(i), expert_width_}, at::kShort);
     auto* const numbers = part.mutable_data_ptr<std::int16_t>();
@@ -369,7 +373,8 @@ data::Step Experience::step(std::int64_t number, std::int64_t rank, std::int64_t
     for (const std::size_t i : bins[b])
       views.push_back({tokens_[i], labels_[i], weights_[i], static_cast<std::int64_t>(i), 0});
     data::Batch& batch = step.micro_batches.emplace_back(data::Batch::from_sequences(views));
-    if (expert_width_ > 0 && !views.empty()) batch.experts = experts_of(bins[b]);
+    if ((expert_width_ > 0 || !experts_.empty()) && !views.empty())
+      batch.experts = experts_of(bins[b]);
   }
   return step;
 }

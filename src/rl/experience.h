@@ -30,6 +30,9 @@ class Experience {
   /// [rows][tokens] log-probabilities by the weights before the batch's first step, as the
   /// reference's: the anchor of the ratio in place of the weights before each step.
   void set_anchor(const std::vector<train::RowScore>& scores);
+  /// [rows] experts [tokens, expert width] int16 that the weights before the batch's first step
+  /// chose; updates take them.
+  void set_experts(std::vector<at::Tensor> experts) { experts_ = std::move(experts); }
   /// Finds, once the anchor is set, what options.rejection leaves out and the mean of the
   /// importance weights. What is left out takes part in no step from now on.
   void correct(const objective::PolicyOptions& options);
@@ -100,6 +103,7 @@ class Experience {
   std::vector<std::vector<std::int32_t>> tokens_, labels_;
   std::vector<std::vector<float>> weights_;
   std::vector<std::vector<double>> reference_, anchor_, values_;
+  std::vector<at::Tensor> experts_;    ///< [rows], see set_experts().
   std::vector<std::int64_t> dropped_;  ///< [rows] tokens that correct() left out; empty: none.
   double mean_weight_ = 1;
 };

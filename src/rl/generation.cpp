@@ -204,7 +204,7 @@ rollout::Request Generation::request(std::vector<std::int32_t> tokens, std::int6
   request.sampling.top_k = config_.rollout.top_k;
   request.sampling.min_p = config_.rollout.min_p;
   request.return_support = config_.rollout.has_cuts();
-  request.return_experts = config_.rl.replays_experts();
+  request.return_experts = config_.rl.replays_generation();
   request.stop_ids = stop_ids_;
   request.stop_strings = config_.rollout.stop;
   return request;

@@ -58,6 +58,8 @@ class GroupSource {
   /// hash_text() of the weights of version(), as whoever generates has them; on rank 0. All ranks
   /// call it together.
   virtual std::string weights_hash() = 0;
+  /// Tensors of whoever generates that were compared with the trainer's since the last call.
+  virtual std::int64_t take_verified() { return 0; }
   /// Goes on from a batch's state, with the weights that the trainer has now.
   virtual void restore(const nlohmann::json& state, std::int64_t version) = 0;
 };

@@ -11,6 +11,7 @@
 #include "rl/batch_bytes.h"
 #include "rl/published.h"
 #include "rl/timed.h"
+#include "sync/verification.h"
 
 namespace heddle::rl {
 namespace {
@@ -38,6 +39,7 @@ std::string facts_of_run(const config::RunConfig& config, const Prompts& prompts
 RemoteGeneration::RemoteGeneration(const config::RunConfig& config,
                                    const assembly::ModelOnRanks& model, const Prompts& prompts)
     : config_(config),
+      model_(model),
       prompts_(prompts),
       device_(model.context.device),
       world_(model.context.mesh.world()),
@@ -183,9 +185,27 @@ void RemoteGeneration::publish() {
     }
   }();
   hash_ = report.weights_hash;
-  is_published_ = true;
+  const bool is_first = !std::exchange(is_published_, true);
   log::debug("rl: weights {} published: {} bytes in {:.3f} s", version_, report.bytes,
              report.seconds);
+  const std::int64_t every = config_.sync.verify;
+  if (every > 0 && (is_first || version_ % every == 0)) verify();
+}
+
+void RemoteGeneration::verify() {
+  nlohmann::json hashes = nlohmann::json::array();
+  for (const sync::TensorHash& tensor : sync::sent_hashes(
+           sync::sent_parts(published(config_, model_), model_.context.mesh), trainers_))
+    hashes.push_back({tensor.name, tensor.hash});
+  const auto answer =
+      nlohmann::json::parse(ask(nlohmann::json{{"do", "verify"}, {"hashes", hashes}}.dump()));
+  const auto difference = answer.at("difference").get<std::string>();
+  if (!difference.empty()) {
+    throw_error<Error>(
+        "sync.verify: weights of version {} are not the trainer's after they were sent: {}",
+        version_, difference);
+  }
+  verified_ += std::ssize(hashes);
 }
 
 Batch RemoteGeneration::next() {

@@ -3,6 +3,7 @@
 #include <future>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "assembly/model_on_ranks.h"
 #include "config/run_config.h"
@@ -33,11 +34,14 @@ class RemoteGeneration final : public GroupSource {
   std::int64_t version() const override { return version_; }
   std::string weights_hash() override;
   void restore(const nlohmann::json& state, std::int64_t version) override;
+  std::int64_t take_verified() override { return std::exchange(verified_, 0); }
 
  private:
   /// The rollouts' answer to a message; on all trainer ranks.
   std::string ask(const std::string& message);
   void publish();
+  /// Compares the rollouts' weights with the trainer's. Throws Error that names a tensor.
+  void verify();
   void tell_state();
   void meet_rollouts();
   void connect();
@@ -52,6 +56,7 @@ class RemoteGeneration final : public GroupSource {
   std::string news_of(std::future<void>& meeting, std::string& reason);
 
   const config::RunConfig& config_;
+  const assembly::ModelOnRanks& model_;
   const Prompts& prompts_;
   c10::Device device_;
   std::shared_ptr<comm::World> world_;
@@ -62,6 +67,7 @@ class RemoteGeneration final : public GroupSource {
   sync::Publisher publisher_;
   nlohmann::json state_;  ///< After the last batch.
   std::int64_t version_ = 0, rollout_ranks_;
+  std::int64_t verified_ = 0;  ///< See take_verified().
   bool is_published_ = false;
   std::uint64_t hash_ = 0;  ///< Checksum of what was published last.
 };

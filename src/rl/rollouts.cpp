@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "assembly/from_config.h"
+#include "assembly/model_units.h"
 #include "base/errors.h"
 #include "base/log.h"
 #include "rl/batch_bytes.h"
@@ -13,6 +14,7 @@
 #include "rl/membership.h"
 #include "rl/published.h"
 #include "rl/remote_generation.h"
+#include "sync/verification.h"
 #include "sync/weight_sync.h"
 #include "train/vocabulary.h"
 
@@ -60,7 +62,8 @@ class Service {
  public:
   Service(const config::RunConfig& config, const comm::World& job, const Membership& members,
           Rollouts& rollouts, const Prompts& prompts)
-      : model_(rollouts.model),
+      : config_(config),
+        model_(rollouts.model),
         everybody_(model_.context.mesh.world_group()),
         generation_(config, model_, rollouts.tokenizer, prompts),
         subscriber_(sync::received_parts(published(config, model_)),
@@ -120,10 +123,28 @@ class Service {
     } else if (what == "restore") {
       generation_.restore(message.at("state"), message.at("version").get<std::int64_t>());
       link_->send("ready");
+    } else if (what == "verify") {
+      link_->send(compared(message.at("hashes")).dump());
     } else {
       take_weights(what == "update", message.at("version").get<std::int64_t>());
     }
     return true;
+  }
+
+  /// Compares the values of all ranks with hashes of the trainer's.
+  nlohmann::json compared(const nlohmann::json& hashes) const {
+    std::vector<sync::TensorHash> expected;
+    for (const auto& entry : hashes)
+      expected.push_back({entry.at(0).get<std::string>(), entry.at(1).get<std::uint64_t>()});
+    const parallel::Acquired ends = assembly::acquire_ends(model_.sharding.get(), *model_.model);
+    const auto own = sync::held_hashes(published(config_, model_), model_.model->tensor_group());
+    const std::vector<std::string> all =
+        everybody_.all_gather_objects(sync::first_difference(expected, own));
+    for (std::size_t rank = 0; rank < all.size(); ++rank) {
+      if (!all[rank].empty())
+        return {{"difference", fmt::format("rollout {}: {}", rank, all[rank])}};
+    }
+    return {{"difference", ""}};
   }
 
   void take_weights(bool is_new_version, std::int64_t version) {
@@ -151,6 +172,7 @@ class Service {
     }
   }
 
+  const config::RunConfig& config_;
   assembly::ModelOnRanks& model_;
   comm::Group everybody_;
   Generation generation_;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 
-#include "assembly/from_config.h"
 #include "base/errors.h"
 #include "base/log.h"
 #include "base/text.h"
@@ -80,20 +79,27 @@ Steps::Steps(const config::RunConfig& config, train::Setup& setup, objective::Po
       held_out_(config, train::DataPart::kEval, *setup.tokenizer),
       info_(loader_info(config, prompts_)),
       judge_(config.rl.reward, setup.placed.context.mesh.world_group()),
-      log_(std::filesystem::path(config.train.output_dir) / "groups.jsonl") {
+      log_(std::filesystem::path(config.train.output_dir) / "groups.jsonl"),
+      entropy_bonus_(config.rl.algorithm) {
   if (setup.placed.context.mesh.world()) {
     comm::require_agreement(*setup.placed.context.mesh.world(), "data",
                             {comm::content_fact("data.train", prompts_.key(),
                                                 fmt::format("{} prompts", prompts_.size()))});
   }
   if (config.rl.replays_experts()) {
-    expert_width_ = rollout::expert_width(setup.placed.model->config());
-    if (expert_width_ == 0 && config.rl.router_replay == config::RouterReplay::kR3)
-      throw ConfigError("rl.router_replay: r3 is for models with experts, and this one has none");
+    const std::int64_t width = rollout::expert_width(setup.placed.model->config());
+    if (width == 0 && config.rl.router_replay != config::RouterReplay::kAuto) {
+      throw_error<ConfigError>(
+          "rl.router_replay: {} is for models with experts, and this one has "
+          "none",
+          config::to_string(config.rl.router_replay));
+    }
+    if (config.rl.replays_generation()) expert_width_ = width;
     if (expert_width_ > 0 && config.rl.finds_anchor()) {
       throw ConfigError(
-          "rl.old_logprobs: recompute with rl.sync_every or rl.epochs above 1 cannot replay the "
-          "experts of generation; give rl.old_logprobs rollout or rl.router_replay off");
+          "rl.old_logprobs: recompute with rl.sync_every or rl.epochs above 1, "
+          "rl.correction.is_batch_normalize or rs_denominator drop cannot replay the experts of "
+          "generation; give rl.router_replay r2 or off, or rl.old_logprobs rollout");
     }
   }
   if (config.rl.has_critic()) critic_ = std::make_unique<Critic>(config, setup, info_.total_steps);
@@ -103,20 +109,7 @@ Steps::Steps(const config::RunConfig& config, train::Setup& setup, objective::Po
   } else {
     source_ = std::make_unique<Generation>(config, setup.placed, setup.tokenizer, prompts_);
   }
-  const bool is_base_model = setup.placed.adapters != nullptr && setup.placed.saved_whole.empty();
-  if (config.rl.reference.kl_coef > 0 && !is_base_model) place_reference();
-}
-
-void Steps::place_reference() {
-  assembly::ModelRecipe recipe =
-      assembly::recipe_of_run(config_, setup_.placed.model->config(), setup_.placed.source);
-  recipe.purpose = assembly::Purpose::kScore;
-  recipe.generates = false;
-  recipe.adapters = {};
-  recipe.freeze.clear();
-  recipe.saved_whole.clear();
-  reference_ =
-      std::make_unique<assembly::ModelOnRanks>(assembly::place(recipe, setup_.placed.context));
+  if (config.rl.reference.kl_coef > 0) reference_ = std::make_unique<Reference>(config, setup);
 }
 
 std::string Steps::summary() const {
@@ -142,6 +135,7 @@ std::optional<data::Step> Steps::next() {
     const Timed timed(times_.critic_update);
     critic_->learn(step, *experience_);
   }
+  policy_.set_entropy_coefficient(entropy_bonus_.coefficient());
   step.epoch = batch_.groups.back().cursor / prompts_.size();
   has_loss_ = step.loss_rows > 0;
   if (!has_loss_ && is_first_rank()) warn_of_no_loss(step);
@@ -161,14 +155,14 @@ bool Steps::begin_batch() {
   }
   updates_ = 0;
   updates_of_batch_ = experience_->parts() * config_.rl.epochs;
-  if (config_.rl.reference.kl_coef > 0) {
+  if (reference_) {
     const Timed timed(times_.reference);
-    experience_->set_reference(
-        scores(reference_ ? *reference_ : setup_.placed, /*with_adapters=*/false));
+    experience_->set_reference(reference_->scores(
+        [this](const auto& model, bool with_adapters) { return scores(model, with_adapters); }));
   }
   if (config_.rl.finds_anchor()) {
     const Timed timed(times_.anchor);
-    experience_->set_anchor(scores(setup_.placed, /*with_adapters=*/true));
+    find_anchor();
   }
   if (critic_) {
     const Timed timed(times_.critic_values);
@@ -203,20 +197,43 @@ std::span<const Group> Steps::groups_of_step() const {
       .subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(last - first));
 }
 
-std::vector<train::RowScore> Steps::scores(const assembly::ModelOnRanks& model,
-                                           bool with_adapters) const {
+void Steps::find_anchor() {
+  const bool replays = config_.rl.router_replay == config::RouterReplay::kR2;
+  std::vector<at::Tensor> experts;
+  experience_->set_anchor(
+      scores(setup_.placed, /*with_adapters=*/true, replays ? &experts : nullptr));
+  if (replays) experience_->set_experts(std::move(experts));
+}
+
+std::vector<train::RowScore> Steps::scores(const assembly::ModelOnRanks& model, bool with_adapters,
+                                           std::vector<at::Tensor>* experts) const {
   train::Scorer scorer(model, with_adapters);
-  const std::int64_t most =
-      config_.train.micro_batch_tokens * setup_.placed.context.mesh.data_size();
-  const auto& rows = experience_->tokens();
+  const std::int64_t ranks = setup_.placed.context.mesh.data_size(),
+                     most = config_.train.micro_batch_tokens * ranks;
+  const std::span rows(experience_->tokens());
   std::vector<train::RowScore> scores;
   for (std::size_t first = 0, last = 0; first < rows.size(); first = last) {
     std::int64_t tokens = 0;
     for (; last < rows.size() && (last == first || tokens + std::ssize(rows[last]) <= most); ++last)
       tokens += std::ssize(rows[last]);
-    for (train::RowScore& score : scorer.score(std::span(rows).subspan(first, last - first),
-                                               {.temperature = config_.rollout.temperature}))
+    const auto part = rows.subspan(first, last - first);
+    std::vector<at::Tensor> chosen;
+    for (train::RowScore& score : scorer.score(part, {.temperature = config_.rollout.temperature},
+                                               experts != nullptr ? &chosen : nullptr))
       scores.push_back(std::move(score));
+    if (experts == nullptr) continue;
+    std::vector<std::int64_t> of_ranks(static_cast<std::size_t>(ranks));
+    for (std::int64_t rank = 0; rank < ranks; ++rank) {
+      for (std::size_t i = scorer.first_row(part.size(), rank);
+           i < scorer.first_row(part.size(), rank + 1); ++i)
+        of_ranks[static_cast<std::size_t>(rank)] += std::ssize(part[i]);
+    }
+    const at::Tensor table = rollout::expert_table(model, chosen, of_ranks).to(at::kShort);
+    std::int64_t begin = 0;
+    for (const std::vector<std::int32_t>& row : part) {
+      experts->push_back(table.narrow(0, begin, std::ssize(row)));
+      begin += std::ssize(row);
+    }
   }
   return scores;
 }
@@ -245,6 +262,8 @@ nlohmann::json Steps::cursor() const {
                            {"version", source_->version()},
                            {"generation", state_of_stream()}};
   if (critic_) cursor["critic_updates"] = critic_->updates();
+  if (reference_) cursor["reference_step"] = reference_->step();
+  cursor["entropy_bonus"] = entropy_bonus_.state();
   if (is_first_rank()) cursor["ledger"] = ledger_ ? ledger_->commit() : 0;
   return cursor;
 }
@@ -262,6 +281,8 @@ void Steps::seek(const nlohmann::json& cursor) {
         "heddle that wrote it");
   }
   if (critic_) critic_->restored(cursor.at("critic_updates").get<std::int64_t>());
+  if (reference_) reference_->restored(cursor.value("reference_step", std::int64_t{0}));
+  if (cursor.contains("entropy_bonus")) entropy_bonus_.restore(cursor.at("entropy_bonus"));
   batch_.state = cursor.at("generation");
   if (is_first_rank()) {
     log_.keep_up_to(done_);
@@ -297,7 +318,10 @@ bool Steps::trains(std::int64_t step) const {
 }
 
 std::vector<ckpt::TensorPart> Steps::state(bool with_copies) const {
-  return critic_ ? critic_->state(with_copies) : std::vector<ckpt::TensorPart>();
+  std::vector<ckpt::TensorPart> parts;
+  if (critic_) parts = critic_->state(with_copies);
+  if (reference_) std::ranges::move(reference_->state(with_copies), std::back_inserter(parts));
+  return parts;
 }
 
 void Steps::on_updated(train::StepInfo& info) {
@@ -305,14 +329,21 @@ void Steps::on_updated(train::StepInfo& info) {
   report_groups(groups_of_step(), source_->version(), info);
   const bool begins_batch = updates_ == 1;
   if (begins_batch) report_generation(batch_, config_.rl.mode == config::RlMode::kAsync, info);
-  report_policy(policy_.take_statistics(), experience_->dropped_tokens(part()),
+  const objective::PolicyStatistics statistics = policy_.take_statistics();
+  report_policy(statistics, experience_->dropped_tokens(part()),
                 reference.kl_coef > 0 && reference.kl_where == config::KlWhere::kLoss, info);
+  if (entropy_bonus_.is_on()) info.metrics.set(metric::kEntropyCoef, entropy_bonus_.coefficient());
+  if (statistics.tokens > 0) entropy_bonus_.updated(statistics.entropy / statistics.tokens);
+  if (reference_) reference_->updated(done_);
   if (critic_) critic_->report(info);
   {
     const Timed timed(times_.record);
     record_consumed();
   }
   if (ends_batch()) publish();
+  if (config_.rl.is_disaggregated()) {
+    info.metrics.set(metric::kSyncVerified, static_cast<double>(source_->take_verified()));
+  }
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - times_.begin;
   report_times(times_, seconds.count(), begins_batch ? &batch_ : nullptr, config_, info);
 }

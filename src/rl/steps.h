@@ -8,11 +8,13 @@
 #include "assembly/model_on_ranks.h"
 #include "objective/policy.h"
 #include "rl/critic.h"
+#include "rl/entropy_bonus.h"
 #include "rl/experience.h"
 #include "rl/group_log.h"
 #include "rl/group_source.h"
 #include "rl/judge.h"
 #include "rl/prompts.h"
+#include "rl/reference.h"
 #include "rl/step_report.h"
 #include "train/step_source.h"
 
@@ -47,11 +49,12 @@ class Steps : public train::StepSource {
   /// Part of the batch that the step given last is on.
   std::int64_t part() const { return (updates_ - 1) % experience_->parts(); }
   std::span<const Group> groups_of_step() const;
-  void place_reference();
   /// The next batch and what is found of it before its first step. False at the end of the stream.
   bool begin_batch();
-  std::vector<train::RowScore> scores(const assembly::ModelOnRanks& model,
-                                      bool with_adapters) const;
+  /// `experts`: gets those that each row's tokens chose, see Experience::set_experts.
+  std::vector<train::RowScore> scores(const assembly::ModelOnRanks& model, bool with_adapters,
+                                      std::vector<at::Tensor>* experts = nullptr) const;
+  void find_anchor();
   void warn_of_no_loss(const data::Step& step) const;
   void record_fates();
   /// The step's groups reach the ledger and its disk, in the first pass over them.
@@ -70,15 +73,15 @@ class Steps : public train::StepSource {
   std::unique_ptr<GroupSource> source_;
   Judge judge_;
   GroupLog log_;
-  std::unique_ptr<Ledger> ledger_;  ///< On rank 0.
-  /// A frozen copy of the model as the run began; null where adapters leave the base model so.
-  std::unique_ptr<assembly::ModelOnRanks> reference_;
+  std::unique_ptr<Ledger> ledger_;        ///< On rank 0.
+  std::unique_ptr<Reference> reference_;  ///< Null without rl.reference.kl_coef.
+  EntropyBonus entropy_bonus_;
   std::unique_ptr<Critic> critic_;  ///< Null but with advantage gae.
   std::int64_t done_ = 0;           ///< Steps given.
   /// Steps given on the batch, and how many it will have had.
   std::int64_t updates_ = 0, updates_of_batch_ = 0;
   bool has_loss_ = true;           ///< The last of them has a token to learn from.
-  std::int64_t expert_width_ = 0;  ///< See Experience.
+  std::int64_t expert_width_ = 0;  ///< Of what generation chose, see Experience.
   Batch batch_;                    ///< For the step under way, as what follows.
   std::optional<Experience> experience_;
   StepTimes times_;

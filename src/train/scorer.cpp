@@ -85,15 +85,22 @@ std::vector<Entry> entries_of_rows(const Model& model, const data::Batch& batch,
 
 }  // namespace
 
-ScoreResult Scorer::score_locally(const LocalBatch& local, const ScoreRequest& request) {
+std::size_t Scorer::first_row(std::size_t count, std::int64_t rank) const {
+  return count * static_cast<std::size_t>(rank) /
+         static_cast<std::size_t>(placed_.context.mesh.data_size());
+}
+
+ScoreResult Scorer::score_locally(const LocalBatch& local, const ScoreRequest& request,
+                                  std::vector<at::Tensor>* experts) {
   Model& model = *placed_.model;
   const parallel::Acquired ends = assembly::acquire_ends(placed_.sharding.get(), model);
-  const at::Tensor hidden = objective::evaluate_hidden(model, *placed_.pipeline, local);
+  const at::Tensor hidden = objective::evaluate_hidden(model, *placed_.pipeline, local, experts);
   if (!hidden.defined()) return {};
   return objective::score_head(model, hidden, local.device, request);
 }
 
-std::vector<RowScore> Scorer::score(Rows rows, const ScoreRequest& request) {
+std::vector<RowScore> Scorer::score(Rows rows, const ScoreRequest& request,
+                                    std::vector<at::Tensor>* experts) {
   const ops::NoGradient guard;
   const Model& model = *placed_.model;
   check_rows(rows, model.config().vocab_size);
@@ -107,12 +114,11 @@ std::vector<RowScore> Scorer::score(Rows rows, const ScoreRequest& request) {
                     (is_language_model ? static_cast<std::int64_t>(row.size()) : width));
 
   const comm::Mesh& mesh = model.context().mesh;
-  const auto count = static_cast<std::int64_t>(rows.size());
-  const std::int64_t first = count * mesh.data_rank() / mesh.data_size(),
-                     last = count * (mesh.data_rank() + 1) / mesh.data_size();
+  const auto first = static_cast<std::int64_t>(first_row(rows.size(), mesh.data_rank())),
+             last = static_cast<std::int64_t>(first_row(rows.size(), mesh.data_rank() + 1));
   const LocalBatch local(model, batch_of(rows.subspan(first, last - first)),
                          with_adapters_ ? placed_.adapters.get() : nullptr);
-  const ScoreResult scored = score_locally(local, request);
+  const ScoreResult scored = score_locally(local, request, experts);
   const bool with_entropies = is_language_model && request.entropy;
   // Each entry is known to one rank: the sum fills the others in.
   at::Tensor table = at::zeros({with_entropies ? 2 : 1, begin.back()}, at::kDouble);

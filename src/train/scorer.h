@@ -31,13 +31,18 @@ class Scorer {
 
   /// Scores rows of tokens, in order, in one packed pass on each data rank. All ranks of the model
   /// call it with the same rows and get all scores. Throws DataError for an empty row or an id
-  /// outside the vocabulary.
+  /// outside the vocabulary. `experts`: of the rows of this data rank, as first_row() divides
+  /// them, see Pipeline::evaluate.
   std::vector<RowScore> score(std::span<const std::vector<std::int32_t>> rows,
-                              const ScoreRequest& request);
+                              const ScoreRequest& request,
+                              std::vector<at::Tensor>* experts = nullptr);
+  /// The first of `count` rows that data rank `rank` scores; of the next one, where its end is.
+  std::size_t first_row(std::size_t count, std::int64_t rank) const;
 
  private:
   /// Numbers of this rank's tokens and rows; none where the last stage is elsewhere.
-  ScoreResult score_locally(const LocalBatch& local, const ScoreRequest& request);
+  ScoreResult score_locally(const LocalBatch& local, const ScoreRequest& request,
+                            std::vector<at::Tensor>* experts);
 
   const assembly::ModelOnRanks& placed_;
   bool with_adapters_;

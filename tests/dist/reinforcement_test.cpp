@@ -210,6 +210,135 @@ TEST_F(ReinforcementTest, CriticIsTheSameInEveryLayout) {
   EXPECT_NEAR(parts[4].at("loss").get<double>(), full[4].at("loss").get<double>(), 1e-8);
 }
 
+TEST_F(ReinforcementTest, CorrectionsReferenceAndEntropyAreTheSameInEveryLayout) {
+  const auto run = [&](const std::string& name, int ranks, Words more) {
+    Words settings = {"model.dtype=float64", "rl.old_logprobs=recompute", "optim.lr=1e-2",
+                      "optim.schedule=constant", "train.max_steps=6",
+                      // All groups that may run do, so that the order in which they end is one.
+                      "rl.mode=async", "rl.max_staleness=2", "rollout.max_sequences=200",
+                      "rl.correction.rs=token", "rl.correction.rs_bounds=[0.98, 1.02]",
+                      "rl.correction.rs_denominator=drop", "rl.correction.is_batch_normalize=true",
+                      "rl.reference.kl_coef=0.1", "rl.reference.sync_every=2",
+                      "rl.algorithm.entropy_target=9", "rl.algorithm.entropy_coef=0.01"};
+    settings.insert(settings.end(), more.begin(), more.end());
+    EXPECT_EQ(train(name, ranks, settings), 0) << runs_.printed(name);
+    return metrics(name);
+  };
+  const Words lora = {"train.method=lora", "adapter.rank=4"};
+  const struct {
+    const char* name;
+    int ranks;
+    Words settings;
+    bool is_lora;
+  } layouts[] = {{"sharded", 2, {"parallel.fsdp=2"}, false},
+                 {"replicas", 2, {"parallel.dp=2"}, false},
+                 {"tensors", 2, {"parallel.tp=2"}, false},
+                 {"stages", 2, {"parallel.pp=2", "train.recompute=full"}, false},
+                 {"adapted", 2, {"parallel.fsdp=2", lora[0], lora[1]}, true},
+                 {"adapted-tensors", 2, {"parallel.tp=2", lora[0], lora[1]}, true}};
+  const auto full = run("one", 0, {}), adapted = run("one-adapted", 0, lora);
+  for (const auto* one : {&full, &adapted}) {
+    ASSERT_EQ(one->size(), 6u);
+    for (std::size_t i = 0; i < 6; ++i)
+      EXPECT_EQ(std::abs(one->at(i).at("kl_ref").get<double>()) < 1e-12, i % 2 == 0) << i;
+    EXPECT_GT(one->at(1).at("rejected_tokens"), 0);
+    EXPECT_LT(one->at(1).at("rejected_tokens"), 1);
+    EXPECT_NEAR(one->at(3).at("entropy_coef").get<double>(), 0.025, 1e-12);
+  }
+  for (const auto& [name, ranks, settings, is_lora] : layouts) {
+    const auto& one = is_lora ? adapted : full;
+    const auto found = run(name, ranks, settings);
+    ASSERT_EQ(found.size(), one.size()) << name;
+    for (std::size_t i = 0; i < one.size(); ++i) {
+      for (const char* figure :
+           {"loss", "grad_norm", "kl_ref", "rejected_tokens", "mismatch_ess", "entropy"}) {
+        const double expected = one[i].at(figure);
+        EXPECT_NEAR(found[i].at(figure).get<double>(), expected, 1e-8 * (1 + std::abs(expected)))
+            << name << " " << i << " " << figure;
+      }
+    }
+  }
+  // Another layout goes on from the reference that this one saved. In mode async groups under way
+  // would be others.
+  const auto whole = run("whole", 0, {"rl.mode=sync"});
+  run("parts", 0, {"rl.mode=sync", "train.max_steps=3"});
+  run("parts", 2, {"rl.mode=sync", "parallel.fsdp=2"});
+  const auto parts = metrics("parts");
+  ASSERT_EQ(parts.size(), 6u);
+  EXPECT_GT(parts[3].at("kl_ref"), 1e-7);
+  for (const std::size_t i : {3u, 5u}) {
+    for (const char* figure : {"loss", "kl_ref", "entropy_coef"})
+      EXPECT_NEAR(parts[i].at(figure).get<double>(), whole[i].at(figure).get<double>(), 1e-9) << i;
+  }
+}
+
+TEST_F(ReinforcementTest, WeightsOfRolloutsAreComparedWithTheTrainers) {
+  const struct {
+    const char* name;
+    int ranks;
+    Words settings;
+  } layouts[] = {{"whole", 2, {"rl.rollout_ranks=1"}},
+                 {"divided",
+                  4,
+                  {"rl.trainer_ranks=2", "rl.rollout_ranks=2", "rollout.tp=2", "parallel.fsdp=2"}},
+                 {"replicas", 4, {"rl.trainer_ranks=2", "rl.rollout_ranks=2", "parallel.tp=2"}},
+                 {"adapters",
+                  4,
+                  {"rl.trainer_ranks=2", "rl.rollout_ranks=2", "rollout.tp=2", "parallel.pp=2",
+                   "train.method=lora", "adapter.rank=4", "train.recompute=full"}}};
+  for (const auto& [name, ranks, settings] : layouts) {
+    Words all = {"sync.verify=2", "train.max_steps=4", "optim.lr=1e-2"};
+    all.insert(all.end(), settings.begin(), settings.end());
+    ASSERT_EQ(train(name, ranks, all), 0) << runs_.printed(name);
+    const auto rows = metrics(name);
+    ASSERT_EQ(rows.size(), 4u) << name;
+    // Version 0, before the first step, and 2 and 4.
+    const double tensors = rows[0].at("sync_verified");
+    EXPECT_GT(tensors, 10) << name;
+    EXPECT_EQ(rows[1].at("sync_verified"), tensors) << name;
+    EXPECT_EQ(rows[2].at("sync_verified"), 0) << name;
+    EXPECT_EQ(rows[3].at("sync_verified"), tensors) << name;
+  }
+  ASSERT_EQ(train("never", 2, {"rl.rollout_ranks=1", "sync.verify=0"}), 0);
+  for (const auto& row : metrics("never")) EXPECT_EQ(row.at("sync_verified"), 0);
+}
+
+TEST_F(ReinforcementTest, ExpertsOfTheAnchorAreTrainedInEveryLayout) {
+  const auto run = [&](const std::string& name, int ranks, Words more) {
+    Words settings = {"model.dtype=float64",
+                      "rl.epochs=2",
+                      "rl.old_logprobs=recompute",
+                      "rl.router_replay=r2",
+                      "optim.lr=3e-2",
+                      "train.max_steps=4",
+                      "model.path=" + (runs_.directory() / "moe").string()};
+    settings.insert(settings.end(), more.begin(), more.end());
+    EXPECT_EQ(train(name, ranks, settings), 0) << runs_.printed(name);
+    return metrics(name);
+  };
+  const auto one = run("one", 0, {});
+  ASSERT_EQ(one.size(), 4u);
+  EXPECT_EQ(one[0].at("router_agreement"), 1);
+  EXPECT_LT(one[1].at("router_agreement"), 1);
+  const struct {
+    const char* name;
+    Words settings;
+  } layouts[] = {{"experts", {"parallel.fsdp=2", "parallel.ep=2"}},
+                 {"tensors", {"parallel.tp=2"}},
+                 {"stages", {"parallel.pp=2", "train.recompute=full"}}};
+  for (const auto& [name, settings] : layouts) {
+    const auto found = run(name, 2, settings);
+    ASSERT_EQ(found.size(), one.size()) << name;
+    for (std::size_t i = 0; i < one.size(); ++i) {
+      for (const char* figure : {"loss", "grad_norm", "ratio_max", "router_agreement"}) {
+        const double expected = one[i].at(figure);
+        EXPECT_NEAR(found[i].at(figure).get<double>(), expected, 1e-8 * (1 + std::abs(expected)))
+            << name << " " << i << " " << figure;
+      }
+    }
+  }
+}
+
 TEST_F(ReinforcementTest, WrongNumbersOfRanksAreRefused) {
   EXPECT_EQ(train("alone", 0, {"rl.rollout_ranks=1"}), 2);
   EXPECT_NE(runs_.printed("alone").find("heddle launch --nproc 2"), std::string::npos)

@@ -71,10 +71,62 @@ TEST_F(ReplayOfExperts, IsTheSameForEveryCutIntoMicroBatches) {
            "train.max_steps=4", "rollout.max_sequences=5"}));
 }
 
+TEST_F(ReplayOfExperts, OfTheAnchorStaysOverTheStepsOfABatch) {
+  const auto steps = [&](const std::string& name, const char* replay, Words more = {}) {
+    more.insert(more.begin(), {"rl.epochs=3", "rl.old_logprobs=recompute", "train.max_steps=6",
+                               "optim.lr=3e-2", std::string("rl.router_replay=") + replay});
+    return train(run(name, moe(more))).steps;
+  };
+  const auto off = steps("off", "off"), r2 = steps("r2", "r2");
+  ASSERT_EQ(r2.size(), 6u);
+  for (std::size_t i = 0; i < 6; ++i) {
+    EXPECT_EQ(off[i].metrics.find("router_agreement"), nullptr);
+    const double agreement = r2[i].metrics.at("router_agreement");
+    // The weights before the first step chose them; those after it would choose others.
+    EXPECT_EQ(agreement == 1, i % 3 == 0) << i << " " << agreement;
+    if (i % 3 == 0) {
+      EXPECT_NEAR(r2[i].metrics.at("ratio_max"), 1, 1e-9) << i;
+    }
+  }
+  EXPECT_EQ(off[0].loss, r2[0].loss);
+  EXPECT_GT(std::abs(off[2].metrics.at("ratio_max") - r2[2].metrics.at("ratio_max")), 1e-6);
+  expect_no_change_by_micro_batches(
+      moe({"rl.epochs=2", "rl.old_logprobs=recompute", "train.max_steps=4", "optim.lr=1e-2",
+           "rl.router_replay=r2"}));
+}
+
+TEST_F(ReplayOfExperts, OfTheAnchorIsRightWhereTokensAreOld) {
+  // What is rejected must be known before the step, so that choices of generation cannot be taken.
+  const Words settings = {"rl.mode=async",
+                          "rl.max_staleness=2",
+                          "rl.old_logprobs=recompute",
+                          "rl.correction.rs=geometric",
+                          "rl.correction.rs_denominator=drop",
+                          "train.max_steps=4",
+                          "optim.lr=1e-2",
+                          "rollout.max_sequences=64"};
+  Words r2 = settings;
+  r2.push_back("rl.router_replay=r2");
+  for (const train::StepInfo& step : train(run("anchored", moe(r2))).steps) {
+    EXPECT_EQ(step.metrics.at("router_agreement"), 1);
+    EXPECT_NEAR(step.metrics.at("ratio_max"), 1, 1e-9);
+  }
+  EXPECT_THAT(testing::message_of([&] { train(run("generated", moe(settings))); }),
+              ::testing::HasSubstr("give rl.router_replay r2 or off"));
+}
+
 TEST_F(ReplayOfExperts, NeedsExperts) {
   EXPECT_THAT(testing::message_of([&] { train(run("dense", {"rl.router_replay=r3"})); }),
               ::testing::HasSubstr(
                   "rl.router_replay: r3 is for models with experts, and this one has none"));
+  EXPECT_THAT(testing::message_of([&] {
+                train(run("dense-r2", {"rl.router_replay=r2", "rl.old_logprobs=recompute"}));
+              }),
+              ::testing::HasSubstr(
+                  "rl.router_replay: r2 is for models with experts, and this one has none"));
+  EXPECT_THAT(testing::message_of([&] { run("bypass", moe({"rl.router_replay=r2"})); }),
+              ::testing::HasSubstr("rl.router_replay: r2 takes the experts of the pass that finds "
+                                   "the anchor: expected rl.old_logprobs recompute"));
   EXPECT_THAT(testing::message_of([&] {
                 run("both", moe({"rl.router_replay=r3", "train.router_replay=other"}));
               }),
