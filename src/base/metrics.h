@@ -152,6 +152,8 @@ inline constexpr Metric kTruncated{"truncated", Unit::kShare,
 inline constexpr Metric kStalenessMean{"staleness_mean", Unit::kCount,
                                        "versions between drawing and training"};
 inline constexpr Metric kStalenessMax{"staleness_max", Unit::kCount, "the largest of them"};
+inline constexpr Metric kPartialRatio{"partial_ratio", Unit::kShare,
+                                      "completions with tokens of several versions, in mode async"};
 inline constexpr Metric kSpanMax{"span_max", Unit::kCount,
                                  "most versions between two tokens of a group, in mode async"};
 inline constexpr Metric kGroupsRunning{"groups_running", Unit::kCount,
@@ -171,6 +173,10 @@ inline constexpr Metric kWaitSeconds{"wait_s", Unit::kSeconds,
                                      "the trainer's wait for its batch, with `rl.rollout_ranks`"};
 inline constexpr Metric kSyncSeconds{"sync_s", Unit::kSeconds,
                                      "sending the weights to `rl.rollout_ranks`"};
+inline constexpr Metric kSyncBytes{"sync_bytes", Unit::kBytes,
+                                   "weights that went to `rl.rollout_ranks` in the step"};
+inline constexpr Metric kSyncDamaged{"sync_damaged", Unit::kCount,
+                                     "buckets of them that were sent again"};
 inline constexpr Metric kSyncVerified{
     "sync_verified", Unit::kCount,
     "tensors of `rl.rollout_ranks` that `sync.verify` compared with the trainer's in the step"};
@@ -204,6 +210,9 @@ inline constexpr Metric kRejectedFailed{"rejected_failed", Unit::kCount,
                                         "groups that could not be judged"};
 inline constexpr Metric kRejectedStale{"rejected_stale", Unit::kCount,
                                        "groups older than `rl.max_staleness` allows"};
+inline constexpr Metric kRejectedStaleTokens{
+    "rejected_stale_tokens", Unit::kTokens,
+    "mean of what these groups had drawn, where there are any"};
 inline constexpr Metric kKl{"kl", Unit::kNats, "of the policy from the anchor"};
 inline constexpr Metric kKlReference{"kl_ref", Unit::kNats, "of the policy from the reference"};
 inline constexpr Metric kRatioMean{"ratio_mean", Unit::kNumber,
@@ -221,8 +230,15 @@ inline constexpr Metric kMismatchK3OfAge{
 inline constexpr Metric kMismatchAbsMean{"mismatch_abs_mean", Unit::kNats,
                                          "mean of |log| of the ratio of the two"};
 inline constexpr Metric kMismatchAbsMax{"mismatch_abs_max", Unit::kNats, "the largest of them"};
+inline constexpr Metric kMismatchChi2{"mismatch_chi2", Unit::kNumber,
+                                      "mean square of the ratio less 1: the chi-squared distance"};
+inline constexpr Metric kMismatchMultProbError{
+    "mismatch_mult_prob_err", Unit::kNumber,
+    "mean factor by which the probabilities differ, 1 for none: exp of the |log|"};
 inline constexpr Metric kMismatchEss{"mismatch_ess", Unit::kShare,
                                      "effective sample size of the correction's weights"};
+inline constexpr Metric kMismatchClipped{"mismatch_clipped", Unit::kShare,
+                                         "tokens whose weight is `rl.correction.is_cap`"};
 inline constexpr Metric kRejectedTokens{"rejected_tokens", Unit::kShare,
                                         "tokens that the correction left out"};
 inline constexpr Metric kValueLoss{

@@ -129,6 +129,15 @@ class Losses {
     return importance_weights(log_rho_, o_, sequences_) / t_.mean_weight;
   }
 
+  /// 1 for each weight that is the cap, else 0.
+  at::Tensor is_capped(const at::Tensor& weights) const {
+    if (o_.importance == ImportanceWeight::kOff || o_.importance_cap == 0)
+      return at::zeros_like(weights);
+    // The mean that they were divided by may have rounded them.
+    const double least = o_.importance_cap / t_.mean_weight * (1 - 1e-6);
+    return (weights >= least).to(weights.scalar_type());
+  }
+
   at::Tensor clipped_ratio() const { return at::minimum(at::maximum(ratio_.value, low_), high_); }
   Term clipped() const {
     const at::Tensor& A = t_.advantages;
@@ -205,8 +214,11 @@ class Losses {
                                        -log_mismatch_,
                                        k3,
                                        log_mismatch_.abs(),
+                                       at::exp(2 * log_mismatch_),
+                                       at::exp(log_mismatch_.abs()),
                                        weights,
                                        weights * weights,
+                                       is_capped(weights),
                                        count(is_rejected),
                                        at::ones_like(l_)};
     const at::Tensor age = t_.age.defined() ? t_.age : at::full_like(l_, -1);

@@ -40,7 +40,9 @@ struct PolicyStatistics {
   double old_kl = 0, reference_kl = 0;  ///< k1 of old against pi; k3 of pi against the reference.
   /// k1, k3 and |log| of rho; where old is interpolated, of pi / behaviour.
   double mismatch_k1 = 0, mismatch_k3 = 0, mismatch_abs = 0;
-  double weight = 0, weight_squared = 0;  ///< Importance weights.
+  double mismatch_squared = 0, mismatch_factor = 0;  ///< rho^2 and exp(|log rho|) of the same.
+  double weight = 0, weight_squared = 0;             ///< Importance weights.
+  double weight_capped = 0;                          ///< Those at importance_cap.
   double rejected = 0;
   // Sums over tokens of age 0, 1, and 2 or more.
   double age0_tokens = 0, age1_tokens = 0, older_tokens = 0;
@@ -59,8 +61,11 @@ inline constexpr double PolicyStatistics::*kPolicySums[] = {&PolicyStatistics::r
                                                             &PolicyStatistics::mismatch_k1,
                                                             &PolicyStatistics::mismatch_k3,
                                                             &PolicyStatistics::mismatch_abs,
+                                                            &PolicyStatistics::mismatch_squared,
+                                                            &PolicyStatistics::mismatch_factor,
                                                             &PolicyStatistics::weight,
                                                             &PolicyStatistics::weight_squared,
+                                                            &PolicyStatistics::weight_capped,
                                                             &PolicyStatistics::rejected,
                                                             &PolicyStatistics::tokens,
                                                             &PolicyStatistics::age0_tokens,

@@ -44,6 +44,12 @@ struct Batch {
   std::int64_t rollout_ranks = 0;  ///< Other ranks generate: how many they are.
 };
 
+/// Weights that went to whoever generates.
+struct Publications {
+  std::int64_t bytes = 0, damaged = 0;  ///< Damaged: buckets that were sent again.
+  std::int64_t verified = 0;            ///< Tensors that were compared with the trainer's.
+};
+
 /// Where batches come from: the model in training, or other ranks. All trainer ranks make the same
 /// calls and get the same batches.
 class GroupSource {
@@ -58,8 +64,8 @@ class GroupSource {
   /// hash_text() of the weights of version(), as whoever generates has them; on rank 0. All ranks
   /// call it together.
   virtual std::string weights_hash() = 0;
-  /// Tensors of whoever generates that were compared with the trainer's since the last call.
-  virtual std::int64_t take_verified() { return 0; }
+  /// Publications since the last call; a model that generates itself has none.
+  virtual Publications take_publications() { return {}; }
   /// Goes on from a batch's state, with the weights that the trainer has now.
   virtual void restore(const nlohmann::json& state, std::int64_t version) = 0;
 };

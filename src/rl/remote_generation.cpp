@@ -185,6 +185,8 @@ void RemoteGeneration::publish() {
     }
   }();
   hash_ = report.weights_hash;
+  publications_.bytes += report.bytes;
+  publications_.damaged += report.damaged;
   const bool is_first = !std::exchange(is_published_, true);
   log::debug("rl: weights {} published: {} bytes in {:.3f} s", version_, report.bytes,
              report.seconds);
@@ -205,7 +207,7 @@ void RemoteGeneration::verify() {
         "sync.verify: weights of version {} are not the trainer's after they were sent: {}",
         version_, difference);
   }
-  verified_ += std::ssize(hashes);
+  publications_.verified += std::ssize(hashes);
 }
 
 Batch RemoteGeneration::next() {

@@ -34,7 +34,7 @@ class RemoteGeneration final : public GroupSource {
   std::int64_t version() const override { return version_; }
   std::string weights_hash() override;
   void restore(const nlohmann::json& state, std::int64_t version) override;
-  std::int64_t take_verified() override { return std::exchange(verified_, 0); }
+  Publications take_publications() override { return std::exchange(publications_, {}); }
 
  private:
   /// The rollouts' answer to a message; on all trainer ranks.
@@ -67,7 +67,7 @@ class RemoteGeneration final : public GroupSource {
   sync::Publisher publisher_;
   nlohmann::json state_;  ///< After the last batch.
   std::int64_t version_ = 0, rollout_ranks_;
-  std::int64_t verified_ = 0;  ///< See take_verified().
+  Publications publications_;  ///< See take_publications().
   bool is_published_ = false;
   std::uint64_t hash_ = 0;  ///< Checksum of what was published last.
 };

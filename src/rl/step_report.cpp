@@ -59,8 +59,16 @@ void report_generation(const Batch& batch, bool is_async, train::StepInfo& info)
   const GenerationCounts& counts = batch.counts;
   if (is_async) {
     std::int64_t span = 0;
-    for (const Group& group : batch.groups)
+    double partial = 0, completions = 0;
+    for (const Group& group : batch.groups) {
       span = std::max(span, group.newest_version() - group.oldest_version());
+      completions += static_cast<double>(group.trajectories.size());
+      for (const Trajectory& trajectory : group.trajectories) {
+        const auto [oldest, newest] = std::ranges::minmax_element(trajectory.versions);
+        partial += oldest != trajectory.versions.end() && *oldest != *newest;
+      }
+    }
+    info.metrics.set(metric::kPartialRatio, completions > 0 ? partial / completions : 0);
     info.metrics.set(metric::kSpanMax, static_cast<double>(span));
     info.metrics.set(metric::kGroupsRunning, static_cast<double>(counts.running));
     info.metrics.set(metric::kGroupsQueued, static_cast<double>(counts.queued));
@@ -76,6 +84,12 @@ void report_generation(const Batch& batch, bool is_async, train::StepInfo& info)
   info.metrics.set(metric::kRejectedFiltered, static_cast<double>(counts.filtered));
   info.metrics.set(metric::kRejectedFailed, static_cast<double>(counts.failed));
   info.metrics.set(metric::kRejectedStale, static_cast<double>(counts.stale));
+  std::vector<double> stale_tokens;
+  for (const Fate& fate : batch.fates) {
+    if (fate.kind == Fate::Kind::kRejected && fate.reason == Rejection::kStale)
+      stale_tokens.push_back(static_cast<double>(fate.tokens));
+  }
+  if (!stale_tokens.empty()) info.metrics.set(metric::kRejectedStaleTokens, mean_of(stale_tokens));
 }
 
 void report_times(const StepTimes& times, double seconds, const Batch* batch,
@@ -123,6 +137,9 @@ void report_policy(const objective::PolicyStatistics& all, std::int64_t dropped,
   }
   info.metrics.set(metric::kMismatchAbsMean, mean(all.mismatch_abs));
   info.metrics.set(metric::kMismatchAbsMax, all.mismatch_abs_max);
+  info.metrics.set(metric::kMismatchChi2, all.tokens > 0 ? mean(all.mismatch_squared) - 1 : 0);
+  info.metrics.set(metric::kMismatchMultProbError, all.tokens > 0 ? mean(all.mismatch_factor) : 1);
+  info.metrics.set(metric::kMismatchClipped, mean(all.weight_capped));
   info.metrics.set(
       metric::kMismatchEss,
       all.weight_squared > 0 ? all.weight * all.weight / (all.tokens * all.weight_squared) : 0);

@@ -342,7 +342,10 @@ void Steps::on_updated(train::StepInfo& info) {
   }
   if (ends_batch()) publish();
   if (config_.rl.is_disaggregated()) {
-    info.metrics.set(metric::kSyncVerified, static_cast<double>(source_->take_verified()));
+    const Publications sent = source_->take_publications();
+    info.metrics.set(metric::kSyncBytes, static_cast<double>(sent.bytes));
+    info.metrics.set(metric::kSyncDamaged, static_cast<double>(sent.damaged));
+    info.metrics.set(metric::kSyncVerified, static_cast<double>(sent.verified));
   }
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - times_.begin;
   report_times(times_, seconds.count(), begins_batch ? &batch_ : nullptr, config_, info);

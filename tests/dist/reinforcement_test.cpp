@@ -292,7 +292,11 @@ TEST_F(ReinforcementTest, WeightsOfRolloutsAreComparedWithTheTrainers) {
     ASSERT_EQ(train(name, ranks, all), 0) << runs_.printed(name);
     const auto rows = metrics(name);
     ASSERT_EQ(rows.size(), 4u) << name;
-    // Version 0, before the first step, and 2 and 4.
+    // Version 0 goes out before the first step, which so has the bytes of two.
+    EXPECT_GT(rows[1].at("sync_bytes"), 0) << name;
+    EXPECT_EQ(rows[0].at("sync_bytes"), 2 * rows[1].at("sync_bytes").get<double>()) << name;
+    EXPECT_EQ(rows[1].at("sync_damaged"), 0) << name;
+    // Compared are versions 0, 2 and 4.
     const double tensors = rows[0].at("sync_verified");
     EXPECT_GT(tensors, 10) << name;
     EXPECT_EQ(rows[1].at("sync_verified"), tensors) << name;

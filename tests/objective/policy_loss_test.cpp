@@ -407,6 +407,31 @@ TEST(PolicyLoss, MismatchIsToldByAge) {
   EXPECT_EQ(loss_of(c, unknown, {}).statistics.older_tokens, 0);
 }
 
+TEST(PolicyLoss, MismatchAndWeightsAreSummedUp) {
+  const Case c;
+  PolicyOptions options;
+  options.importance = ImportanceWeight::kToken;
+  options.importance_cap = 1.3;
+  double squared = 0, factor = 0, capped = 0;
+  for (const std::int64_t i : c.chosen()) {
+    const auto place = static_cast<std::size_t>(i);
+    const double rho = std::exp(c.old[place]) / std::exp(c.behaviour[place]);
+    squared += rho * rho, factor += std::max(rho, 1 / rho), capped += rho >= 1.3;
+  }
+  PolicyTokens tokens = c.tokens();
+  for (const double mean : {1.0, 0.7}) {
+    tokens.mean_weight = mean;
+    const PolicyStatistics all = loss_of(c, tokens, options).statistics;
+    EXPECT_NEAR(all.mismatch_squared, squared, 1e-12);
+    EXPECT_NEAR(all.mismatch_factor, factor, 1e-12);
+    EXPECT_EQ(all.weight_capped, capped);
+  }
+  EXPECT_GT(capped, 0);
+  EXPECT_LT(capped, 5);
+  options.importance_cap = 0;
+  EXPECT_EQ(loss_of(c, options).statistics.weight_capped, 0);
+}
+
 TEST(PolicyLoss, ClipsOfTokensReplaceThoseOfTheOptions) {
   const Case c;
   PolicyTokens tokens = c.tokens();

@@ -65,5 +65,27 @@ TEST(ReportOfTimes, SaysEachPartAndTheWhole) {
   for (const auto& [name, value] : expected) EXPECT_EQ(info.metrics.at(name), value) << name;
 }
 
+TEST(ReportOfGeneration, SaysWhoHasSeveralVersionsAndHowLongStaleGroupsWere) {
+  rl::Batch batch;
+  rl::Group& group = batch.groups.emplace_back();
+  for (const std::vector<std::int64_t>& versions :
+       {std::vector<std::int64_t>{1, 1}, {1, 2, 2}, {2}, {0, 2}})
+    group.trajectories.emplace_back().versions = versions;
+  const auto rejected = [&](rl::Rejection reason, std::int64_t tokens) {
+    batch.fates.push_back({rl::Fate::Kind::kRejected, {}, reason, tokens});
+  };
+  rejected(rl::Rejection::kStale, 30), rejected(rl::Rejection::kFailed, 500);
+  rejected(rl::Rejection::kStale, 50);
+  train::StepInfo info;
+  rl::report_generation(batch, /*is_async=*/true, info);
+  EXPECT_EQ(info.metrics.at("partial_ratio"), 0.5);
+  EXPECT_EQ(info.metrics.at("span_max"), 2);
+  EXPECT_EQ(info.metrics.at("rejected_stale_tokens"), 40);
+  train::StepInfo other;
+  rl::report_generation({}, /*is_async=*/false, other);
+  EXPECT_EQ(other.metrics.find("partial_ratio"), nullptr);
+  EXPECT_EQ(other.metrics.find("rejected_stale_tokens"), nullptr);
+}
+
 }  // namespace
 }  // namespace heddle
