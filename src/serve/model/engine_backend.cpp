@@ -95,6 +95,9 @@ class EngineBackend final : public Backend {
   tenants::SetId load(const std::filesystem::path& directory, bool with_optimizer) override {
     return trainer_.load(directory, with_optimizer);
   }
+  std::shared_ptr<const adapters::LoraSet> snapshot(tenants::SetId set) override {
+    return trainer_.snapshot(set);
+  }
   std::shared_ptr<const adapters::LoraSet> load_snapshot(
       const std::filesystem::path& directory) override {
     return trainer_.load_snapshot(directory);

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -30,6 +31,12 @@ struct Checkpoint {
   std::string id() const;  ///< weights/NAME
   nlohmann::json json() const;
 };
+
+/// Begins the names of weights that no checkpoint holds: kInMemory RUN/NUMBER.
+constexpr std::string_view kInMemory = "memory://";
+
+/// The session that a run belongs to.
+inline std::string session_of(const std::string& run) { return run.substr(0, run.find(':')); }
 
 /// "weights", "sampler_weights", "external_weights"
 const char* segment_of(Checkpoint::Kind kind);

@@ -89,10 +89,11 @@ void Promises::finish(const std::string& id, const Outcome& outcome) {
   tell(id, outcome);
 }
 
-void Promises::finish(const std::vector<std::pair<std::string, const Outcome*>>& finished) {
-  if (finished.size() == 1) return finish(finished[0].first, *finished[0].second);
+void Promises::finish(const std::vector<std::pair<std::string, const Outcome*>>& finished,
+                      const std::function<void()>& enter) {
   // One wait for the disk, before anybody is told.
   Transaction together(database_);
+  enter();
   for (const auto& [id, outcome] : finished) store(id, *outcome);
   together.commit();
   for (const auto& [id, outcome] : finished) tell(id, *outcome);

@@ -68,8 +68,10 @@ class Promises {
   /// Outcome of an unfinished promise, on the disk alone.
   void store(const std::string& id, const Outcome& outcome);
   void finish(const std::string& id, const Outcome& outcome);
-  /// finish() of several, for which the host waits for the disk once.
-  void finish(const std::vector<std::pair<std::string, const Outcome*>>& finished);
+  /// finish() of several, for which the host waits for the disk once. `enter`, before it, may change
+  /// outcomes; its entries in the database are there with them or not at all.
+  void finish(const std::vector<std::pair<std::string, const Outcome*>>& finished,
+              const std::function<void()>& enter);
   /// Answer to polls meanwhile: "active", "paused_capacity", "paused_rate_limit", and why.
   void set_state(const std::string& id, const std::string& state, const std::string& reason);
   /// Called if the client cancels the promise before its end, which the action brings about.

@@ -36,12 +36,14 @@ struct Operation {
   std::optional<tenants::AdamParams> update;
   /// Gives the outcome; after an update that succeeded, what else is to be done.
   std::function<Outcome(Backend&, tenants::SetId)> act;
+  bool is_short = false;  ///< An act that shares its turn with such acts of other runs.
   /// Called before it is promised; throws HttpError for what the tenant may not do now.
   std::function<void()> check;
   /// Called on the loop's thread before its turn on the model's; what it throws is the outcome.
   std::function<void()> before;
   /// Called on the loop's thread before the promise is finished, again if the disk does not take
-  /// the outcome; may replace the outcome.
+  /// the outcome; may replace the outcome. What it enters in the database and the outcome are there
+  /// together or not at all: a replay after a crash would else find its own work in the way.
   std::function<void(Outcome&)> then;
   /// Called on the loop's thread once the promise is finished without failure.
   std::function<void()> after;

@@ -163,7 +163,8 @@ void Runs::pump() {
     const Operation& other = next(ready[i]);
     const bool shares_pass =
         first.work && other.work && tokens + other.tokens <= options_.pass_tokens;
-    if (!shares_pass && !(first.update && other.update && !other.before)) continue;
+    const bool shares_step = first.update && other.update && !other.before;
+    if (!shares_pass && !shares_step && !(first.is_short && other.is_short)) continue;
     tokens += other.tokens;
     batch->push_back(take(ready[i]));
   }
@@ -250,13 +251,14 @@ void Runs::note(Progress& progress, const Running& finished) {
 }
 
 void Runs::store(const std::shared_ptr<std::vector<Running>>& batch, std::function<void()> then) {
+  std::vector<std::pair<std::string, const Outcome*>> outcomes;
+  for (const Running& running : *batch)
+    outcomes.emplace_back(running.operation.promise, &running.outcome);
   try {
-    std::vector<std::pair<std::string, const Outcome*>> outcomes;
-    for (Running& running : *batch) {
-      if (running.operation.then) running.operation.then(running.outcome);
-      outcomes.emplace_back(running.operation.promise, &running.outcome);
-    }
-    promises_.finish(outcomes);
+    promises_.finish(outcomes, [&] {
+      for (Running& running : *batch)
+        if (running.operation.then) running.operation.then(running.outcome);
+    });
   } catch (const FileError& error) {
     log::error("{}; outcomes wait until it takes them", error.what());
     server_.post_after(kStoreAgainS, [this, batch, then = std::move(then)] { store(batch, then); });

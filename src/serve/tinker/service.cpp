@@ -24,7 +24,8 @@ Service::Service(Server& server, ModelThread& model, DataDirectory& data,
       options_(options),
       promises_(server, data.database(), options.promises),
       runs_(server, model, promises_, options.runs),
-      checkpoints_(data) {
+      checkpoints_(data),
+      weights_(options.adapters_in_memory) {
   Statement living(data_.database(), "SELECT id FROM session WHERE finished IS NULL");
   while (living.step()) beats_[living.text(0)] = now_s();
 }

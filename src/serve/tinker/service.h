@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <list>
 #include <map>
 #include <memory>
 #include <optional>
@@ -18,6 +17,7 @@
 #include "serve/store/data_directory.h"
 #include "serve/tinker/checkpoints.h"
 #include "serve/tinker/fields.h"
+#include "serve/tinker/kept_weights.h"
 #include "serve/tinker/promises.h"
 #include "serve/tinker/runs.h"
 
@@ -152,6 +152,9 @@ class Service {
   void save(const Request& request, const Responder& responder, const Fields& fields,
             Checkpoint::Kind kind, const std::string& name,
             const std::function<std::string(const Checkpoint&)>& answer);
+  /// Weights for the one sampler of this number, in memory alone.
+  void save_unnamed(const Request& request, const Responder& responder, const Fields& fields,
+                    std::int64_t number);
   nlohmann::json run_json(const std::string& tenant, const std::string& run);
 
   // service_sampling.cpp
@@ -159,8 +162,11 @@ class Service {
   void join_sampling_session(const Request& request, const Responder& responder);
   void get_sampler(const Request& request, const Responder& responder);
   void sample(const Request& request, const Responder& responder);
+  /// Throws HttpError 409 where the number is another sampler's.
   std::string add_sampler(const std::string& tenant, const std::string& session, std::int64_t seq,
                           const std::optional<std::string>& model_path);
+  /// Throws HttpError 404 for weights that were saved without a name and are gone.
+  KeptWeights::Weights unnamed_weights(const std::string& sampler, const std::string& name);
   using WeightsReady = std::function<void(std::shared_ptr<const SamplerWeights>)>;
   /// Calls `ready` on the loop's thread with the weights of a checkpoint, from memory or the disk.
   void with_weights(const Checkpoint& checkpoint, WeightsReady ready,
@@ -177,8 +183,7 @@ class Service {
   std::unordered_set<std::string> submitted_runs_;
   std::map<std::string, double> beats_;  ///< For living sessions.
   std::map<std::string, std::int64_t> samples_in_flight_;
-  /// Weights that samplers use, by folder; the ones used last are in front.
-  std::list<std::pair<std::string, std::shared_ptr<const SamplerWeights>>> weights_;
+  KeptWeights weights_;
   std::int64_t next_version_ = 1;
   std::map<std::string, std::int64_t> steps_;  ///< Since the last kept state, by run.
 };

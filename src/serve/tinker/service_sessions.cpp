@@ -82,6 +82,7 @@ void Service::end_session(const std::string& session, const std::string& reason)
   for (const auto& [run, tenant] : runs) {
     runs_.close(run, reason);
     forget_run(run, tenant);
+    weights_.forget_run(run);
   }
   Statement(data_.database(), "UPDATE request SET body = x'' WHERE owner = ? AND seq >= 0")
       .bind(session + "/runs")
