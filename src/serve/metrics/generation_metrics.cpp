@@ -52,11 +52,21 @@ void GenerationMetrics::Request::token() {
   registry.add("vllm:generation_tokens_total", metrics_.labels_);
 }
 
+void GenerationMetrics::answered(std::int64_t prompt_tokens, std::int64_t tokens, double seconds) {
+  registry_.add("vllm:prompt_tokens_total", labels_, static_cast<double>(prompt_tokens));
+  registry_.add("vllm:generation_tokens_total", labels_, static_cast<double>(tokens));
+  registry_.observe("vllm:e2e_request_latency_seconds", labels_, seconds);
+}
+
+void GenerationMetrics::ended(const std::string& reason) {
+  Labels labels = labels_;
+  labels["finished_reason"] = reason;
+  registry_.add("vllm:request_success_total", labels);
+}
+
 void GenerationMetrics::Request::ended(const std::string& reason) {
   const Clock::time_point now = Clock::now();
-  Labels labels = metrics_.labels_;
-  labels["finished_reason"] = reason;
-  metrics_.registry_.add("vllm:request_success_total", labels);
+  metrics_.ended(reason);
   metrics_.registry_.observe("vllm:e2e_request_latency_seconds", metrics_.labels_,
                              seconds(now - arrival_));
   if (first_) {

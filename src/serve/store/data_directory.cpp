@@ -2,6 +2,8 @@
 
 #include <fcntl.h>
 #include <fmt/chrono.h>
+#include <openssl/crypto.h>
+#include <openssl/hmac.h>
 #include <openssl/sha.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -51,6 +53,18 @@ CREATE UNIQUE INDEX IF NOT EXISTS request_place ON request(owner, seq) WHERE seq
 CREATE INDEX IF NOT EXISTS request_finished ON request(finished) WHERE finished IS NOT NULL;
 CREATE INDEX IF NOT EXISTS run_session ON run(session);
 )";
+
+using Digest = std::array<unsigned char, SHA256_DIGEST_LENGTH>;
+
+const unsigned char* bytes_of(const std::string& text) {
+  return reinterpret_cast<const unsigned char*>(text.data());
+}
+
+std::string hex(const Digest& digest) {
+  std::string out;
+  for (const unsigned char byte : digest) out += fmt::format("{:02x}", byte);
+  return out;
+}
 
 /// A folder below an open one, made if it is missing and never a link. Closes `parent`.
 int opened_folder(int parent, const std::string& name, const std::filesystem::path& shown) {
@@ -128,11 +142,21 @@ std::string as_utc(double seconds) {
 }
 
 std::string sha256_hex(const std::string& text) {
-  std::array<unsigned char, SHA256_DIGEST_LENGTH> digest;
-  SHA256(reinterpret_cast<const unsigned char*>(text.data()), text.size(), digest.data());
-  std::string out;
-  for (const unsigned char byte : digest) out += fmt::format("{:02x}", byte);
-  return out;
+  Digest digest;
+  SHA256(bytes_of(text), text.size(), digest.data());
+  return hex(digest);
+}
+
+std::string signature_hex(const std::string& key, const std::string& text) {
+  Digest digest;
+  if (HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()), bytes_of(text), text.size(),
+           digest.data(), nullptr) == nullptr)
+    throw InternalError("HMAC() fails");
+  return hex(digest);
+}
+
+bool is_same_secret(const std::string& a, const std::string& b) {
+  return a.size() == b.size() && CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
 }
 
 }  // namespace heddle::serve

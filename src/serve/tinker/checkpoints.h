@@ -60,6 +60,8 @@ class Checkpoints {
   Checkpoint find(const std::string& path, const std::string& tenant);
   /// The tenant's own. Throws HttpError 404.
   Checkpoint own(const std::string& run, const std::string& id, const std::string& tenant);
+  /// Anybody's, for who brings a signature. Throws HttpError 404.
+  Checkpoint signed_for(const std::string& path);
   std::vector<Checkpoint> of_run(const std::string& run, const std::string& tenant);
   /// Newest first.
   std::vector<Checkpoint> of_tenant(const std::string& tenant, std::int64_t limit,

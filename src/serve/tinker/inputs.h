@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -37,6 +38,8 @@ struct SampleRequest {
   Generation generation;
   bool wants_prompt_logprobs = false;
   std::int64_t topk_prompt = 0;
+  /// Tokens at the prompt's end that have log-probabilities; unset: all.
+  std::optional<std::int64_t> prompt_logprobs_last;
 };
 SampleRequest read_sample(const Fields& fields, const ModelFacts& facts);
 /// The answer to it.

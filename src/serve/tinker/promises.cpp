@@ -120,14 +120,6 @@ void Promises::tell(const std::string& id, const Outcome& outcome) {
   if (waiting.empty()) owner_polls_.erase(owner);
 }
 
-void Promises::set_state(const std::string& id, const std::string& state,
-                         const std::string& reason) {
-  if (const auto found = entries_.find(id); found != entries_.end()) {
-    found->second.state = state;
-    found->second.reason = reason;
-  }
-}
-
 void Promises::on_cancel(const std::string& id, std::function<void()> action) {
   if (const auto found = entries_.find(id); found != entries_.end())
     found->second.on_cancel = std::move(action);

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "serve/http/server.h"
+#include "serve/metrics/training_metrics.h"
 #include "serve/model/model_thread.h"
 #include "serve/tinker/promises.h"
 
@@ -68,6 +69,7 @@ class Runs {
     /// For runs that are expected by then a turn waits so long, or this part of the last pass's
     /// time.
     double join_s = 0.02, join_share = 0.25;
+    std::shared_ptr<TrainingMetrics> metrics = {};  ///< Null: nobody counts.
   };
   Runs(Server& server, ModelThread& model, Promises& promises, const Options& options);
 
@@ -159,7 +161,7 @@ class Runs {
   void go_on(std::vector<Running>& finished);
   /// The optimizer steps of a batch together.
   static void step(Backend& backend, std::vector<Running>& batch);
-  static void note(Progress& progress, const Running& finished);
+  void note(Run& run, const Running& finished) const;
   void fail_waiting(Run& run, const std::string& message);
   void release(tenants::SetId set);
 

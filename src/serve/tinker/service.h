@@ -12,7 +12,9 @@
 
 #include <nlohmann/json.hpp>
 
+#include "base/random_hex.h"
 #include "serve/http/server.h"
+#include "serve/metrics/generation_metrics.h"
 #include "serve/model/model_thread.h"
 #include "serve/store/data_directory.h"
 #include "serve/tinker/checkpoints.h"
@@ -34,6 +36,7 @@ struct ServiceOptions {
   /// A run's state is saved every so many optimizer steps, and what came since is run again after a
   /// crash: no promise is lost. 0: a run lives in memory, and in what its client saves.
   std::int64_t durable_steps = 0;
+  std::shared_ptr<GenerationMetrics> metrics = {};  ///< For samples. Null: nobody counts.
   bool compresses_bodies = false;  ///< Asks clients for zstd: worth it but on loopback.
 };
 
@@ -45,6 +48,10 @@ class Service {
 
   /// Adds the routes and, with durable_steps, the runs of a server before this one.
   void serve();
+  /// What there is now, for metrics.
+  TrainingMetrics::Now now() const {
+    return {promises_.pending(), runs_.waiting(), runs_.open_runs()};
+  }
   /// The server ends: polls are answered, no operation is started.
   void drain();
 
@@ -148,6 +155,12 @@ class Service {
   void publish_checkpoint(const Request& request, const Responder& responder);
   void unpublish_checkpoint(const Request& request, const Responder& responder);
   void set_ttl(const Request& request, const Responder& responder);
+  // service_downloads.cpp
+  void external_weights_urls(const Request& request, const Responder& responder);
+  void download(const Request& request, const Responder& responder);
+  /// Proves that a download was allowed until then.
+  std::string download_signature(const Checkpoint& checkpoint, const std::string& file,
+                                 const std::string& expires) const;
   void not_built(const Request& request, const Responder& responder);
   void save(const Request& request, const Responder& responder, const Fields& fields,
             Checkpoint::Kind kind, const std::string& name,
@@ -184,6 +197,7 @@ class Service {
   std::map<std::string, double> beats_;  ///< For living sessions.
   std::map<std::string, std::int64_t> samples_in_flight_;
   KeptWeights weights_;
+  std::string download_key_ = random_hex(32);  ///< Signs addresses until the server ends.
   std::int64_t next_version_ = 1;
   std::map<std::string, std::int64_t> steps_;  ///< Since the last kept state, by run.
 };

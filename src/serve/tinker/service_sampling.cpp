@@ -12,6 +12,16 @@ namespace {
 
 using nlohmann::json;
 
+void count(GenerationMetrics& metrics, const SampleRequest& asked, const GenerationResult& result,
+           double seconds) {
+  std::int64_t tokens = 0;
+  for (const GeneratedSequence& sample : result.samples) {
+    tokens += std::ssize(sample.ids);
+    metrics.ended(sample.end == GenerationEnd::kStop ? "stop" : "length");
+  }
+  metrics.answered(std::ssize(asked.generation.prompt), tokens, seconds);
+}
+
 }  // namespace
 
 std::string Service::add_sampler(const std::string& tenant, const std::string& session,
@@ -168,7 +178,8 @@ void Service::sample(const Request& request, const Responder& responder) {
       const GenerationId own = model_.generate(
           std::move(generation),
           {nullptr,
-           [this, asked, finish, meter](GenerationResult&& result) {
+           [this, asked, finish, meter, came = now_s()](GenerationResult&& result) {
+             if (options_.metrics) count(*options_.metrics, *asked, result, now_s() - came);
              for (const GeneratedSequence& sample : result.samples)
                if (meter) meter->add_tokens(std::ssize(sample.ids));
              auto outcome =
