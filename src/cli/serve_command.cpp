@@ -39,6 +39,7 @@ struct ServeOptions {
 
 struct KeyOptions {
   std::string data_directory = kDataDirectory, tenant, scopes = "train,sample", key;
+  double days = 0;  ///< 0: for ever.
   std::map<std::string, std::int64_t> limits;  ///< By the names of serve::kLimitRows.
 };
 
@@ -192,7 +193,10 @@ int serve_model(const ServeOptions& options, const Session& session) {
 
 int add_key(const KeyOptions& options, const Session& session) {
   serve::DataDirectory data(options.data_directory);
-  session.out << serve::Keys(data.database()).add(options.tenant, options.scopes, options.limits)
+  std::optional<double> expires;
+  if (options.days > 0) expires = serve::now_s() + options.days * 24 * 3600;
+  session.out << serve::Keys(data.database())
+                     .add(options.tenant, options.scopes, options.limits, expires)
               << "\n";
   return 0;
 }
@@ -202,8 +206,9 @@ int list_keys(const KeyOptions& options, const Session& session) {
   for (const auto& key : serve::Keys(data.database()).list()) {
     std::string limits;
     for (const auto& [name, value] : key.limits) limits += fmt::format("  {}={}", name, value);
-    session.out << fmt::format("{:>4}  {}...  {}  {}  {}{}{}\n", key.id, key.prefix,
+    session.out << fmt::format("{:>4}  {}...  {}  {}  {}{}{}{}\n", key.id, key.prefix,
                                serve::as_utc(key.created), key.tenant, key.scopes, limits,
+                               key.expires ? "  expires " + serve::as_utc(*key.expires) : "",
                                key.revoked ? "  revoked " + serve::as_utc(*key.revoked) : "");
   }
   return 0;
@@ -238,6 +243,9 @@ CLI::App* add_key_commands(CLI::App& serve_command, Action& action) {
   add->add_option("--scopes", options->scopes, "Of train, sample, admin, read")
       ->type_name("A,B")
       ->capture_default_str();
+  add->add_option("--days", options->days, "Days until the key ends; 0: never")
+      ->type_name("N")
+      ->check(not_below_zero());
   for (const serve::LimitRow& limit : serve::kLimitRows) {
     std::string name = limit.name;
     std::ranges::replace(name, '_', '-');

@@ -151,7 +151,8 @@ class EngineBackend final : public Backend {
   std::vector<ModelPass> take_passes() override { return std::exchange(passes_, {}); }
   ModelQueue queue() const override {
     const auto [waiting, running] = engine_.queued();
-    return {waiting, running, 0};
+    const auto free = static_cast<double>(engine_.free_memory().second);
+    return {waiting, running, 0, 1 - free / static_cast<double>(pages_)};
   }
 
  private:
@@ -211,6 +212,7 @@ class EngineBackend final : public Backend {
   std::shared_ptr<const data::Tokenizer> tokenizer_;
   tenants::Trainer trainer_;
   rollout::Engine engine_;
+  std::int64_t pages_ = engine_.free_memory().second;
   std::vector<ModelPass> passes_;
   std::map<rollout::RequestId, Open> open_;                 ///< By the id of the first sample.
   std::map<rollout::RequestId, rollout::RequestId> owner_;  ///< First sample's id, by each.

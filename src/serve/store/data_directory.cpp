@@ -27,7 +27,8 @@ constexpr const char* kTables = R"(
 CREATE TABLE IF NOT EXISTS meta(version INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS key(
   id INTEGER PRIMARY KEY, tenant TEXT NOT NULL, prefix TEXT NOT NULL, hash TEXT NOT NULL UNIQUE,
-  scopes TEXT NOT NULL, created REAL NOT NULL, revoked REAL, limits TEXT NOT NULL DEFAULT '{}');
+  scopes TEXT NOT NULL, created REAL NOT NULL, revoked REAL, limits TEXT NOT NULL DEFAULT '{}',
+  expires REAL);
 CREATE TABLE IF NOT EXISTS session(
   id TEXT PRIMARY KEY, tenant TEXT NOT NULL, created REAL NOT NULL, last_beat REAL NOT NULL,
   finished TEXT, display_name TEXT, metadata TEXT NOT NULL);
@@ -88,9 +89,15 @@ DataDirectory::DataDirectory(const std::filesystem::path& path) : path_(path) {
     throw_error<FileError>("{}: {}", path_.string(), std::strerror(errno));
   database_ = std::make_unique<Database>(path_ / "server.sqlite");
   database_->execute(kTables);
-  // Keys of the first programs of this version had no limits.
-  if (!Statement(*database_, "SELECT 1 FROM pragma_table_info('key') WHERE name = 'limits'").step())
-    database_->execute("ALTER TABLE key ADD COLUMN limits TEXT NOT NULL DEFAULT '{}'");
+  // Keys of the first programs of this version had neither limits nor an end.
+  const auto add_to_keys = [this](const char* column, const char* type) {
+    if (!Statement(*database_, "SELECT 1 FROM pragma_table_info('key') WHERE name = ?")
+             .bind(std::string_view(column))
+             .step())
+      database_->execute(fmt::format("ALTER TABLE key ADD COLUMN {} {}", column, type).c_str());
+  };
+  add_to_keys("limits", "TEXT NOT NULL DEFAULT '{}'");
+  add_to_keys("expires", "REAL");
   Statement version(*database_, "SELECT version FROM meta");
   if (!version.step()) {
     Statement(*database_, "INSERT INTO meta VALUES (?)").bind(kVersion).run();

@@ -19,7 +19,9 @@ void count(GenerationMetrics& metrics, const SampleRequest& asked, const Generat
     tokens += std::ssize(sample.ids);
     metrics.ended(sample.end == GenerationEnd::kStop ? "stop" : "length");
   }
-  metrics.answered(std::ssize(asked.generation.prompt), tokens, seconds);
+  const std::int64_t prompt = std::ssize(asked.generation.prompt);
+  metrics.answered(prompt, tokens, seconds);
+  metrics.cached(prompt, result.cached_tokens);
 }
 
 }  // namespace
