@@ -182,6 +182,7 @@ class EngineBackend final : public Backend {
     request.ignore_eos = generation.ignore_eos;
     request.top_logprobs = generation.top_logprobs;
     request.prompt_logprobs = generation.prompt_logprobs;
+    request.prompt_targets = generation.prompt_targets;
     request.keep_state = generation.keep_state;
     auto adapter = std::make_shared<rollout::Adapter>();
     if (generation.weights != nullptr)
@@ -202,6 +203,7 @@ class EngineBackend final : public Backend {
     if (sample == 0) {
       open.result.prompt_logprobs = completion.prompt_logprobs;
       open.result.prompt_top = as_told(completion.prompt_top_logprobs);
+      open.result.prompt_target_logprobs = completion.prompt_target_logprobs;
       open.result.cached_tokens = completion.cached_tokens;
     }
     --open.left;

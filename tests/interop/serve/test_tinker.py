@@ -13,6 +13,7 @@ import warnings
 import numpy
 import pytest
 import tinker
+import torch
 from tinker import types
 
 from serve.serving import HEDDLE, NAME
@@ -132,6 +133,17 @@ def test_only_the_end_of_a_prompt_is_scored(server):
     whole = sampler.compute_logprobs(prompt).result()
     end = sampler.compute_logprobs(prompt, prompt_logprobs_last_n=3).result()
     assert end[:-3] == [None] * (len(TOKENS) - 3) and end[-3:] == whole[-3:]
+    # Chosen tokens have the log-probabilities that the prompt's own, and the most likely ones, are told.
+    for sparse in (False, True):
+        ids = torch.full((len(TOKENS) - 1, 2), -1)
+        ids[:, 0] = torch.tensor(TOKENS[1:])
+        ids[4, 1] = TOKENS[3]
+        targets = types.TensorData.from_torch_sparse(ids, pad_value=-1) if sparse else types.TensorData.from_torch(ids)
+        told = sampler.sample(prompt, 1, types.SamplingParams(max_tokens=1), target_prompt_logprobs=targets).result()
+        found = told.target_prompt_logprobs.to_torch()
+        numpy.testing.assert_allclose(found[:, 0], whole[1:], atol=1e-5)
+        other = sampler.compute_logprobs(types.ModelInput.from_ints(TOKENS[:5] + [TOKENS[3]])).result()
+        assert abs(float(found[4, 1]) - other[-1]) < 1e-5
     metrics = urllib.request.urlopen(server.url + "/metrics").read().decode()
     assert 'vllm:request_success_total{finished_reason="length"' in metrics
 
