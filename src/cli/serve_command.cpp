@@ -39,6 +39,7 @@ struct ServeOptions {
 
 struct KeyOptions {
   std::string data_directory = kDataDirectory, tenant, scopes = "train,sample", key;
+  double days = 0;  ///< 0: for ever.
   std::map<std::string, std::int64_t> limits;  ///< By the names of serve::kLimitRows.
 };
 
@@ -66,9 +67,11 @@ std::function<serve::Caller(const serve::Request&)> identify_by(serve::Keys& key
 /// The inference API on a server, its metrics and the adapters that the command line names.
 class InferenceApi {
  public:
+  /// `before_metrics`: brings what /metrics tells up to date.
   InferenceApi(serve::Server& server, serve::ModelThread& model, serve::Registry& registry,
-               const serve::DataDirectory& data, bool has_keys)
-      : registry_(registry), service_(make_service(model, registry_)) {
+               const serve::GenerationMetrics& metrics, const serve::DataDirectory& data,
+               bool has_keys, std::function<void()> before_metrics)
+      : registry_(registry), service_(make_service(model, metrics)) {
     registry_.declare_counter("heddle_http_requests_total", "Answers, by route and status.");
     server.observe_by([this](const std::string& pattern, int status, double) {
       registry_.add("heddle_http_requests_total",
@@ -82,7 +85,8 @@ class InferenceApi {
     for (serve::Route& route : serve::openai::routes(service_, options))
       server.route(std::move(route));
     server.route({"GET", "/metrics",
-                  [this](const serve::Request&, const serve::Responder& responder) {
+                  [this, before_metrics](const serve::Request&, const serve::Responder& responder) {
+                    before_metrics();
                     responder.answer(200, registry_.text(), serve::Registry::kContentType);
                   },
                   serve::openai::error_body, "admin"});
@@ -106,12 +110,13 @@ class InferenceApi {
   std::vector<std::string> adapters() const { return service_.models.adapters(); }
 
  private:
-  static serve::openai::Service make_service(serve::ModelThread& model, serve::Registry& registry) {
+  static serve::openai::Service make_service(serve::ModelThread& model,
+                                             const serve::GenerationMetrics& metrics) {
     const serve::ModelFacts& facts = model.facts();
     const std::shared_ptr<const data::Tokenizer> tokenizer = data::Tokenizer::load(facts.directory);
     return {model, tokenizer, data::Renderer(*tokenizer, data::RenderOptions{}),
             serve::openai::Models(facts.name, facts.max_context),
-            serve::GenerationMetrics(registry, facts.name)};
+            metrics};
   }
 
   serve::Registry& registry_;
@@ -159,9 +164,12 @@ int serve_model(const ServeOptions& options, const Session& session) {
       });
   serve::tinker::ServiceOptions tinker = settings.tinker;
   tinker.compresses_bodies = !is_loopback(options.host);
+  tinker.metrics = std::make_shared<serve::GenerationMetrics>(registry, backend.name);
+  tinker.runs.metrics = std::make_shared<serve::TrainingMetrics>(registry);
   serve::tinker::Service service(server, *model, data, tinker);
   service.serve();
-  InferenceApi inference(server, *model, registry, data, !keys.is_empty());
+  InferenceApi inference(server, *model, registry, *tinker.metrics, data, !keys.is_empty(),
+                         [&] { tinker.runs.metrics->now(service.now()); });
   inference.load(options.adapters);
   serve::admin::Admin admin(
       server, {*model, service, data, keys, quotas, [&inference] { return inference.adapters(); }},
@@ -185,7 +193,10 @@ int serve_model(const ServeOptions& options, const Session& session) {
 
 int add_key(const KeyOptions& options, const Session& session) {
   serve::DataDirectory data(options.data_directory);
-  session.out << serve::Keys(data.database()).add(options.tenant, options.scopes, options.limits)
+  std::optional<double> expires;
+  if (options.days > 0) expires = serve::now_s() + options.days * 24 * 3600;
+  session.out << serve::Keys(data.database())
+                     .add(options.tenant, options.scopes, options.limits, expires)
               << "\n";
   return 0;
 }
@@ -195,8 +206,9 @@ int list_keys(const KeyOptions& options, const Session& session) {
   for (const auto& key : serve::Keys(data.database()).list()) {
     std::string limits;
     for (const auto& [name, value] : key.limits) limits += fmt::format("  {}={}", name, value);
-    session.out << fmt::format("{:>4}  {}...  {}  {}  {}{}{}\n", key.id, key.prefix,
+    session.out << fmt::format("{:>4}  {}...  {}  {}  {}{}{}{}\n", key.id, key.prefix,
                                serve::as_utc(key.created), key.tenant, key.scopes, limits,
+                               key.expires ? "  expires " + serve::as_utc(*key.expires) : "",
                                key.revoked ? "  revoked " + serve::as_utc(*key.revoked) : "");
   }
   return 0;
@@ -231,6 +243,9 @@ CLI::App* add_key_commands(CLI::App& serve_command, Action& action) {
   add->add_option("--scopes", options->scopes, "Of train, sample, admin, read")
       ->type_name("A,B")
       ->capture_default_str();
+  add->add_option("--days", options->days, "Days until the key ends; 0: never")
+      ->type_name("N")
+      ->check(not_below_zero());
   for (const serve::LimitRow& limit : serve::kLimitRows) {
     std::string name = limit.name;
     std::ranges::replace(name, '_', '-');

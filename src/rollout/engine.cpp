@@ -103,6 +103,16 @@ void Engine::check(const Request& request) const {
   expect(request.top_logprobs >= 0, "top_logprobs", request.top_logprobs, "a count, or 0");
   expect(request.prompt_logprobs.value_or(0) >= 0, "prompt_logprobs",
          request.prompt_logprobs.value_or(0), "a count, or 0");
+  if (!request.prompt_targets.empty()) {
+    const std::int64_t rows = std::ssize(request.prompt_targets), wanted = std::ssize(request.prompt) - 1;
+    expect(request.prompt_logprobs && rows == wanted, "prompt_targets", rows,
+           "with prompt_logprobs, a row for each token of the prompt but the first");
+    for (const auto& row : request.prompt_targets) {
+      for (const std::int32_t id : row)
+        expect(id >= 0 && id < placed_.model->config().vocab_size, "prompt_targets", id,
+               "an id of the vocabulary");
+    }
+  }
   expect(request.min_tokens >= 0, "min_tokens", request.min_tokens, "a count, or 0");
   expect(std::isfinite(sampling.temperature) && sampling.temperature >= 0, "temperature",
          sampling.temperature, "a number from 0 on");

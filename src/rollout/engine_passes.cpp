@@ -189,18 +189,28 @@ void Engine::judge_prompts(const at::Tensor& hidden, const std::vector<Part>& pa
                        end = std::min(before + part.count, sequence.prompt_size() - 1);
     const auto known = static_cast<std::int64_t>(completion.prompt_logprobs.size());
     for (std::int64_t t = std::max(before, known - 1); t < end; ++t) {
-      wanted.push_back(
-          {&part, part.first_row + t - before, sequence.tokens[static_cast<std::size_t>(t) + 1]});
+      const std::int64_t row = part.first_row + t - before;
+      wanted.push_back({&part, row, sequence.tokens[static_cast<std::size_t>(t) + 1]});
+      for (const std::int32_t target : sequence.request->targets_after(t))
+        wanted.push_back({&part, row, target});
     }
   }
   if (wanted.empty()) return;
   const at::Tensor table = table_of(shape, hidden, wanted);
-  for (std::size_t i = 0; i < wanted.size(); ++i) {
-    Sequence& sequence = *wanted[i].part->sequence;
-    SampledToken token =
-        shape.read(table, static_cast<std::int64_t>(i), *sequence.request->prompt_logprobs, false);
-    sequence.completion.prompt_logprobs.push_back(token.logprob);
-    sequence.completion.prompt_top_logprobs.push_back(std::move(token.top));
+  for (std::size_t i = 0; i < wanted.size();) {
+    const Request& request = *wanted[i].part->sequence->request;
+    Completion& completion = wanted[i].part->sequence->completion;
+    const auto read = [&](std::int64_t top) {
+      return shape.read(table, static_cast<std::int64_t>(i++), top, false);
+    };
+    const std::int64_t position = std::ssize(completion.prompt_logprobs) - 1;
+    SampledToken token = read(*request.prompt_logprobs);
+    completion.prompt_logprobs.push_back(token.logprob);
+    completion.prompt_top_logprobs.push_back(std::move(token.top));
+    if (request.prompt_targets.empty()) continue;
+    auto& told = completion.prompt_target_logprobs.emplace_back();
+    for (std::size_t n = request.targets_after(position).size(); n > 0; --n)
+      told.push_back(read(0).logprob);
   }
 }
 

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -32,6 +33,9 @@ struct Request {
   std::int64_t top_logprobs = 0;  ///< Alternatives told of each token, see SampledToken::top.
   /// Tells the log-probabilities of the prompt, and so many alternatives of each token.
   std::optional<std::int64_t> prompt_logprobs = {};
+  /// Empty, or for each token of the prompt but the first the ids whose log-probabilities in its
+  /// place are told besides its own. Needs prompt_logprobs.
+  std::vector<std::vector<std::int32_t>> prompt_targets = {};
   bool return_support = false;  ///< See SampledToken::support. Needs a top_k above 0.
   bool return_experts = false;  ///< See Completion::experts.
   /// Null: the engine's adapter at the time it starts. For the base model, an Adapter without set.
@@ -39,6 +43,12 @@ struct Request {
   /// Keeps the state after the prompt and at the end, for prompts that go on from there (the next
   /// turn of a conversation), until the memory is wanted.
   bool keep_state = false;
+
+  /// Targets in the place of the token after this one.
+  std::span<const std::int32_t> targets_after(std::int64_t position) const {
+    if (prompt_targets.empty()) return {};
+    return prompt_targets[static_cast<std::size_t>(position)];
+  }
 };
 
 enum class FinishReason { kStop, kLength, kAborted };
@@ -62,6 +72,8 @@ struct Completion {
   /// [prompt], of the first sample and if asked for; the first is NaN: nothing precedes it.
   std::vector<double> prompt_logprobs;
   std::vector<std::vector<TokenLogprob>> prompt_top_logprobs;  ///< [prompt], the first is empty.
+  /// As Request::prompt_targets, of the first sample.
+  std::vector<std::vector<double>> prompt_target_logprobs;
 };
 
 }  // namespace heddle::rollout

@@ -101,7 +101,7 @@ std::vector<Key> all_keys() {
           "serve.durable_steps", "save each run's state every so many steps; 0: its client saves",
           [](Settings & s) -> auto& { return s.tinker.durable_steps; }, 0),
       key(
-          "serve.adapters_in_memory", "adapters that samplers read without the disk",
+          "serve.adapters_in_memory", "checkpoints that samplers read without the disk",
           [](Settings & s) -> auto& { return s.tinker.adapters_in_memory; }, 1),
       key(
           "serve.session_timeout_s", "seconds without a heart-beat that end a session",

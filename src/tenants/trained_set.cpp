@@ -1,5 +1,7 @@
 #include "tenants/trained_set.h"
 
+#include <ATen/ops/_foreach_copy.h>
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -104,13 +106,13 @@ std::unique_ptr<LoraSet> copy_of(assembly::ModelOnRanks& base, const LoraSet& fa
     modules.push_back({lora->parameter(), lora->rank(), lora->scaling()});
   auto copy = std::make_unique<LoraSet>(ckpt::adaptable(*base.model), modules, factors.options(),
                                         base.context);
-  std::vector<at::Tensor> values;
+  std::vector<at::Tensor> values, places;
   factors.visit_parameters([&](nn::Parameter& factor) { values.push_back(factor.owned()); });
-  auto next = values.begin();
   copy->visit_parameters([&](nn::Parameter& factor) {
     factor.set_trainable(false);
-    factor.owned().copy_(*next++);
+    places.push_back(factor.owned());
   });
+  at::_foreach_copy_(places, values);
   return copy;
 }
 

@@ -42,6 +42,10 @@ std::vector<StepResult> step(assembly::ModelOnRanks& base, std::span<const SetSt
 std::unique_ptr<adapters::LoraSet> copy_of(assembly::ModelOnRanks& base,
                                            const adapters::LoraSet& factors);
 
+/// The factors of a saved directory, to be read alone. Throws ModelError.
+std::unique_ptr<adapters::LoraSet> load_factors(assembly::ModelOnRanks& base,
+                                                const std::filesystem::path& directory);
+
 /// See Trainer::save() and load().
 void save_trained_set(assembly::ModelOnRanks& base, const TrainedSet& set,
                       const std::filesystem::path& directory, bool with_optimizer, bool overwrite);

@@ -48,6 +48,22 @@ nlohmann::ordered_json state_of(const TrainedSet& set, bool with_optimizer) {
           {"steps", set.optimizer->steps()}};
 }
 
+/// The factors of a directory that changes nothing else of the model.
+std::unique_ptr<adapters::LoraSet> factors_of(assembly::ModelOnRanks& base,
+                                              const std::filesystem::path& directory) {
+  const ckpt::AdapterDirectory files = ckpt::AdapterDirectory::open(directory);
+  const auto on_table = [](const ckpt::LoraPair& pair) {
+    return pair.is_embedding || pair.module == "lm_head";
+  };
+  if (!files.saved().empty() || std::any_of(files.pairs().begin(), files.pairs().end(), on_table)) {
+    throw_error<ModelError>(
+        "{}: the adapter changes embedding or head or brings whole modules, which would change the "
+        "base model of all sets",
+        directory.string());
+  }
+  return ckpt::load_adapter(files, *base.model, base.source->path().string());
+}
+
 /// Fills optimizer and gradients of a set whose factors are there.
 void restore(const TrainedSet& set, const std::filesystem::path& directory, std::int64_t steps) {
   const ops::NoGradient guard;
@@ -74,20 +90,17 @@ void save_trained_set(assembly::ModelOnRanks& base, const TrainedSet& set,
       });
 }
 
+std::unique_ptr<adapters::LoraSet> load_factors(assembly::ModelOnRanks& base,
+                                                const std::filesystem::path& directory) {
+  auto factors = factors_of(base, directory);
+  factors->visit_parameters([](nn::Parameter& factor) { factor.set_trainable(false); });
+  return factors;
+}
+
 TrainedSet load_trained_set(assembly::ModelOnRanks& base, const std::filesystem::path& directory,
                             bool with_optimizer) {
-  const ckpt::AdapterDirectory files = ckpt::AdapterDirectory::open(directory);
-  const auto on_table = [](const ckpt::LoraPair& pair) {
-    return pair.is_embedding || pair.module == "lm_head";
-  };
-  if (!files.saved().empty() || std::any_of(files.pairs().begin(), files.pairs().end(), on_table)) {
-    throw_error<ModelError>(
-        "{}: the adapter changes embedding or head or brings whole modules, which would change the "
-        "base model of all sets",
-        directory.string());
-  }
   TrainedSet set;
-  set.factors = ckpt::load_adapter(files, *base.model, base.source->path().string());
+  set.factors = factors_of(base, directory);
   set.options = {.rank = set.factors->options().rank, .alpha = set.factors->options().alpha};
   const bool has_state = std::filesystem::exists(directory / kState);
   if (with_optimizer && !has_state)

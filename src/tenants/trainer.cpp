@@ -289,8 +289,7 @@ std::shared_ptr<const adapters::LoraSet> Trainer::snapshot(SetId set) const {
 
 std::shared_ptr<const adapters::LoraSet> Trainer::load_snapshot(
     const std::filesystem::path& directory) const {
-  return copy_of(state_->base,
-                 *load_trained_set(state_->base, directory, /*with_optimizer=*/false).factors);
+  return load_factors(state_->base, directory);
 }
 
 std::int64_t Trainer::bytes(SetId id) const {

@@ -99,6 +99,32 @@ TEST_F(RequestTest, ThePromptsLogprobsAreThoseOfScoring) {
   EXPECT_NEAR(read.prompt_logprobs.back(), expected.back(), 1e-5);
 }
 
+TEST_F(RequestTest, TellsTheLogprobsOfChosenTokensInThePrompt) {
+  Request asked = request();
+  asked.prompt_logprobs = 1;
+  asked.prompt_targets.resize(asked.prompt.size() - 1);
+  asked.prompt_targets[0] = {5};
+  asked.prompt_targets[2] = {7, asked.prompt[3], 7};
+  asked.prompt_targets.back() = {9};
+  for (const std::int64_t prefill_tokens : {4096, 16}) {
+    const Completion told =
+        generate(loaded_, nullptr, {asked}, {.prefill_tokens = prefill_tokens})[0];
+    ASSERT_EQ(told.prompt_target_logprobs.size(), asked.prompt_targets.size());
+    for (std::size_t t = 0; t < asked.prompt_targets.size(); ++t) {
+      const std::vector<double> all = distribution(
+          {asked.prompt.begin(), asked.prompt.begin() + static_cast<std::ptrdiff_t>(t) + 1});
+      ASSERT_EQ(told.prompt_target_logprobs[t].size(), asked.prompt_targets[t].size()) << t;
+      for (std::size_t i = 0; i < asked.prompt_targets[t].size(); ++i)
+        EXPECT_NEAR(told.prompt_target_logprobs[t][i],
+                    all[static_cast<std::size_t>(asked.prompt_targets[t][i])], 1e-5);
+    }
+    ASSERT_EQ(told.prompt_logprobs.size(), asked.prompt.size());
+    EXPECT_NEAR(told.prompt_logprobs[3], told.prompt_target_logprobs[2][1], 1e-9);
+  }
+  asked.prompt_targets.pop_back();
+  EXPECT_THROW(run(asked), DataError);
+}
+
 TEST_F(RequestTest, PenaltiesAndBiasChangeTheDistributionThatIsDrawnFrom) {
   Request asked = request(20, 8);
   asked.sampling.repetition_penalty = 1.7;

@@ -80,6 +80,10 @@ class RecordingBackend final : public Backend {
     sets_[++last_] = set;
     return last_;
   }
+  std::shared_ptr<const adapters::LoraSet> snapshot(tenants::SetId id) override {
+    calls += " snapshot " + std::to_string(id);
+    return nullptr;
+  }
   std::shared_ptr<const adapters::LoraSet> load_snapshot(
       const std::filesystem::path& directory) override {
     if (!std::filesystem::exists(directory / "weights")) throw ModelError("no weights");
@@ -87,6 +91,7 @@ class RecordingBackend final : public Backend {
   }
 
   GenerationId submit(const Generation& generation) override {
+    if (generation.weights) calls += " sample of " + generation.weights->name;
     waiting_[++last_generation_] = generation;
     return last_generation_;
   }

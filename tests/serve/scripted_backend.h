@@ -61,6 +61,7 @@ class ScriptedBackend : public Backend {
     return events;
   }
 
+  std::shared_ptr<const adapters::LoraSet> snapshot(tenants::SetId) override { refuse(); }
   std::shared_ptr<const adapters::LoraSet> load_snapshot(
       const std::filesystem::path& directory) override {
     throw_error<ModelError>("{}: holds no adapter", directory.string());

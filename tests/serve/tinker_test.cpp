@@ -322,6 +322,10 @@ TEST(Tinker, KeepsTenantsApart) {
   EXPECT_EQ(status_of(a.raw("POST", publish, "")), 204);
   EXPECT_EQ(status(b, "weights_info", {{"tinker_path", path}}), 200);
   EXPECT_EQ(status_of(b.raw("DELETE", publish, "")), 404);
+  ApiClient late(served.port(), served.keys().add("b", "train", {}, now_s() - 1)),
+      early(served.port(), served.keys().add("b", "train", {}, now_s() + 3600));
+  EXPECT_EQ(status(late, "session_heartbeat", {{"session_id", session}}), 401) << "expired";
+  EXPECT_EQ(status(early, "session_heartbeat", {{"session_id", session}}), 404);
   served.keys().revoke("2");
   EXPECT_EQ(status(b, "session_heartbeat", {{"session_id", session}}), 401);
 }

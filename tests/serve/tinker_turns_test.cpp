@@ -94,6 +94,26 @@ TEST(TinkerTurns, ARunIsNotKeptWaitingByOthersOfItsTenant) {
   EXPECT_EQ(served.backend().calls.substr(0, 30), " pass of 1 pass of 2 save pass");
 }
 
+TEST(TinkerTurns, SavesForSamplersShareATurn) {
+  const Directory folder;
+  Served served(folder.path(), Served::quick(), {});
+  ApiClient caller(served.port());
+  const std::vector<std::string> runs = made_runs(caller, {8, 8, 8, 8});
+  const json first = caller.post("forward_backward", ApiClient::work(runs[0], 1, {98}));
+  served.backend().long_work_began.acquire();
+  const auto save = [&](int run) {
+    return caller.post("save_weights_for_sampler",
+                       {{"model_id", runs[run]}, {"seq_id", 1}, {"sampling_session_seq_id", run}});
+  };
+  const std::vector<json> promises = {
+      save(1), caller.post("forward_backward", ApiClient::work(runs[2], 1, {1})), save(3)};
+  served.backend().long_work_may_end.release();
+  caller.wait(first);
+  for (const json& promise : promises) caller.wait(promise);
+  // Sets are numbered as they were made; the work of the third came before the last save.
+  EXPECT_EQ(served.backend().calls, " pass of 1 snapshot 2 snapshot 4 pass of 1");
+}
+
 TEST(TinkerTurns, ARunThatCameLateSharesTheNextPass) {
   const Directory folder;
   tinker::ServiceOptions options = Served::quick();

@@ -102,7 +102,7 @@ std::string content_of(const Json& state) {
                                      {"public", "public"}, {"expires", "expires"}};
   constexpr Column kKeys[] = {
       {"number", "number"}, {"begins with", "begins"}, {"tenant", "tenant"},  {"scopes", "scopes"},
-      {"limits", "limits"}, {"created", "created"},    {"revoked", "revoked"}};
+      {"limits", "limits"}, {"created", "created"},    {"revoked", "revoked"}, {"expires", "expires"}};
   const Json &model = state.at("model"), &queue = state.at("queue"), &series = state.at("series");
   const auto line = [&](const char* title, const char* name) {
     return fmt::format("<tr><th>{}</th><td>{}</td></tr>\n", title,

@@ -74,6 +74,7 @@ Json State::keys() const {
     Json entry{{"number", key.id},     {"begins", key.prefix}, {"tenant", key.tenant},
                {"scopes", key.scopes}, {"limits", key.limits}, {"created", as_utc(key.created)}};
     if (key.revoked) entry["revoked"] = as_utc(*key.revoked);
+    if (key.expires) entry["expires"] = as_utc(*key.expires);
     list.push_back(std::move(entry));
   }
   return list;

@@ -4,6 +4,9 @@
 #include <event2/bufferevent.h>
 #include <event2/event.h>
 #include <event2/http.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/log.h"
 
@@ -68,6 +71,9 @@ class PostedExchange final : public Responder::Exchange {
               Headers headers) override {
     post([status, body = std::move(body), content_type, headers = std::move(headers)](
              OpenRequest& request) { request.answer(status, body, content_type, headers); });
+  }
+  void answer_file(std::filesystem::path file) override {
+    post([file = std::move(file)](OpenRequest& request) { request.answer_file(file); });
   }
   void start(int status, const std::string& content_type, Headers headers) override {
     post([status, content_type, headers = std::move(headers)](OpenRequest& request) {
@@ -140,11 +146,31 @@ void OpenRequest::put_headers(const std::string& content_type, const Headers& he
 void OpenRequest::answer(int status, const std::string& body, const std::string& content_type,
                          const Headers& headers) {
   if (phase_ != Phase::kOpen) return;
-  phase_ = Phase::kSending;
-  status_ = status;
-  put_headers(status == 204 ? "" : content_type, headers);
   evbuffer* bytes = evbuffer_new();
   evbuffer_add(bytes, body.data(), body.size());
+  send(status, status == 204 ? "" : content_type, headers, bytes);
+}
+
+void OpenRequest::answer_file(const std::filesystem::path& file) {
+  if (phase_ != Phase::kOpen) return;
+  const int descriptor = open(file.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+  struct stat found{};
+  if (descriptor < 0 || fstat(descriptor, &found) != 0 || !S_ISREG(found.st_mode)) {
+    if (descriptor >= 0) close(descriptor);
+    return answer(404, "this file is gone\n", "text/plain", {});
+  }
+  evbuffer* bytes = evbuffer_new();
+  // The buffer closes the descriptor.
+  if (found.st_size == 0 || evbuffer_add_file(bytes, descriptor, 0, found.st_size) != 0)
+    close(descriptor);
+  send(200, "application/octet-stream", {}, bytes);
+}
+
+void OpenRequest::send(int status, const std::string& content_type, const Headers& headers,
+                       evbuffer* bytes) {
+  phase_ = Phase::kSending;
+  status_ = status;
+  put_headers(content_type, headers);
   evhttp_send_reply(request_, status, reason_of(status), bytes);
   evbuffer_free(bytes);
 }

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <string>
@@ -10,6 +11,7 @@
 #include "serve/http/event_loop.h"
 #include "serve/http/responder.h"
 
+struct evbuffer;
 struct evhttp_connection;
 struct evhttp_request;
 
@@ -27,6 +29,7 @@ class OpenRequest : public std::enable_shared_from_this<OpenRequest> {
 
   void answer(int status, const std::string& body, const std::string& content_type,
               const Headers& headers);
+  void answer_file(const std::filesystem::path& file);
   void start(int status, const std::string& content_type, const Headers& headers);
   /// Headers of the answer besides those that come with it.
   void add_headers(Headers headers) { more_headers_.merge(headers); }
@@ -46,6 +49,7 @@ class OpenRequest : public std::enable_shared_from_this<OpenRequest> {
 
  private:
   enum class Phase { kOpen, kStreaming, kSending, kDone };
+  void send(int status, const std::string& content_type, const Headers& headers, evbuffer* bytes);
   void put_headers(const std::string& content_type, const Headers& headers);
   void watch();
   void closed();  ///< The connection is being freed.

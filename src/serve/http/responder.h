@@ -1,5 +1,6 @@
 #pragma once
 
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <memory>
@@ -20,6 +21,7 @@ class Responder {
     virtual ~Exchange() = default;
     virtual void answer(int status, std::string body, const std::string& content_type,
                         Headers headers) = 0;
+    virtual void answer_file(std::filesystem::path file) = 0;
     virtual void start(int status, const std::string& content_type, Headers headers) = 0;
     virtual void write(std::string piece) = 0;
     virtual void end() = 0;
@@ -32,6 +34,8 @@ class Responder {
               Headers headers = {}) const {
     exchange_->answer(status, std::move(body), content_type, std::move(headers));
   }
+  /// 200 with the bytes of a file, which is read as the client takes them; 404 if it cannot be opened.
+  void answer_file(std::filesystem::path file) const { exchange_->answer_file(std::move(file)); }
   /// Begins an answer in pieces, for example of text/event-stream.
   void start(int status, const std::string& content_type, Headers headers = {}) const {
     exchange_->start(status, content_type, std::move(headers));

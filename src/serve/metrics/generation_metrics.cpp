@@ -24,6 +24,9 @@ GenerationMetrics::GenerationMetrics(Registry& registry, std::string model_name)
     : registry_(registry), labels_{{"model_name", std::move(model_name)}} {
   registry.declare_counter("vllm:prompt_tokens_total", "Tokens of prompts.");
   registry.declare_counter("vllm:generation_tokens_total", "Tokens generated.");
+  registry.declare_counter("vllm:prefix_cache_queries_total",
+                           "Tokens of prompts that were looked for in kept states.");
+  registry.declare_counter("vllm:prefix_cache_hits_total", "Tokens of prompts found there.");
   registry.declare_counter("vllm:request_success_total", "Answers that ended, by why they ended.");
   registry.declare_histogram("vllm:time_to_first_token_seconds",
                              "From a request's arrival to its first token.", kFirstToken);
@@ -52,11 +55,26 @@ void GenerationMetrics::Request::token() {
   registry.add("vllm:generation_tokens_total", metrics_.labels_);
 }
 
+void GenerationMetrics::answered(std::int64_t prompt_tokens, std::int64_t tokens, double seconds) {
+  registry_.add("vllm:prompt_tokens_total", labels_, static_cast<double>(prompt_tokens));
+  registry_.add("vllm:generation_tokens_total", labels_, static_cast<double>(tokens));
+  registry_.observe("vllm:e2e_request_latency_seconds", labels_, seconds);
+}
+
+void GenerationMetrics::cached(std::int64_t prompt_tokens, std::int64_t cached_tokens) {
+  registry_.add("vllm:prefix_cache_queries_total", labels_, static_cast<double>(prompt_tokens));
+  registry_.add("vllm:prefix_cache_hits_total", labels_, static_cast<double>(cached_tokens));
+}
+
+void GenerationMetrics::ended(const std::string& reason) {
+  Labels labels = labels_;
+  labels["finished_reason"] = reason;
+  registry_.add("vllm:request_success_total", labels);
+}
+
 void GenerationMetrics::Request::ended(const std::string& reason) {
   const Clock::time_point now = Clock::now();
-  Labels labels = metrics_.labels_;
-  labels["finished_reason"] = reason;
-  metrics_.registry_.add("vllm:request_success_total", labels);
+  metrics_.ended(reason);
   metrics_.registry_.observe("vllm:e2e_request_latency_seconds", metrics_.labels_,
                              seconds(now - arrival_));
   if (first_) {

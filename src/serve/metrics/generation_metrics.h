@@ -14,6 +14,13 @@ class GenerationMetrics {
  public:
   GenerationMetrics(Registry& registry, std::string model_name);
 
+  /// A request whose answer was not watched token by token, `seconds` after it came.
+  void answered(std::int64_t prompt_tokens, std::int64_t tokens, double seconds);
+  /// Tokens of a prompt that were found in a kept state.
+  void cached(std::int64_t prompt_tokens, std::int64_t cached_tokens);
+  /// `reason`: as of Request::ended().
+  void ended(const std::string& reason);
+
   /// One request, from its arrival on. Its calls come from one thread at a time.
   class Request {
    public:

@@ -33,6 +33,8 @@ PassMetrics::PassMetrics(Registry& registry) : registry_(registry) {
                              kSets);
   registry.declare_gauge("vllm:num_requests_waiting", "Answers that wait for memory.");
   registry.declare_gauge("vllm:num_requests_running", "Answers that are being generated.");
+  registry.declare_gauge("vllm:kv_cache_usage_perc",
+                         "Part of the memory for keys and values that is taken, up to 1.");
   registry.declare_gauge("heddle_queue_depth",
                          "Jobs (training, loading, saving) that wait for the model.");
   queued({});
@@ -51,6 +53,7 @@ void PassMetrics::passed(const ModelPass& pass) {
 void PassMetrics::queued(const ModelQueue& queue) {
   registry_.set("vllm:num_requests_waiting", {}, static_cast<double>(queue.waiting));
   registry_.set("vllm:num_requests_running", {}, static_cast<double>(queue.running));
+  registry_.set("vllm:kv_cache_usage_perc", {}, queue.cache_use);
   registry_.set("heddle_queue_depth", {}, static_cast<double>(queue.jobs));
 }
 

@@ -19,6 +19,7 @@ struct ModelPass {
 struct ModelQueue {
   std::int64_t waiting = 0, running = 0;
   std::int64_t jobs = 0;  ///< Training, loading and saving that wait.
+  double cache_use = 0;   ///< Part of the memory for keys and values that is taken.
 };
 
 /// Passes of the model and what waits for them. Calls may come from any thread.

@@ -95,6 +95,9 @@ class EngineBackend final : public Backend {
   tenants::SetId load(const std::filesystem::path& directory, bool with_optimizer) override {
     return trainer_.load(directory, with_optimizer);
   }
+  std::shared_ptr<const adapters::LoraSet> snapshot(tenants::SetId set) override {
+    return trainer_.snapshot(set);
+  }
   std::shared_ptr<const adapters::LoraSet> load_snapshot(
       const std::filesystem::path& directory) override {
     return trainer_.load_snapshot(directory);
@@ -148,7 +151,8 @@ class EngineBackend final : public Backend {
   std::vector<ModelPass> take_passes() override { return std::exchange(passes_, {}); }
   ModelQueue queue() const override {
     const auto [waiting, running] = engine_.queued();
-    return {waiting, running, 0};
+    const auto free = static_cast<double>(engine_.free_memory().second);
+    return {waiting, running, 0, 1 - free / static_cast<double>(pages_)};
   }
 
  private:
@@ -178,6 +182,7 @@ class EngineBackend final : public Backend {
     request.ignore_eos = generation.ignore_eos;
     request.top_logprobs = generation.top_logprobs;
     request.prompt_logprobs = generation.prompt_logprobs;
+    request.prompt_targets = generation.prompt_targets;
     request.keep_state = generation.keep_state;
     auto adapter = std::make_shared<rollout::Adapter>();
     if (generation.weights != nullptr)
@@ -198,6 +203,7 @@ class EngineBackend final : public Backend {
     if (sample == 0) {
       open.result.prompt_logprobs = completion.prompt_logprobs;
       open.result.prompt_top = as_told(completion.prompt_top_logprobs);
+      open.result.prompt_target_logprobs = completion.prompt_target_logprobs;
       open.result.cached_tokens = completion.cached_tokens;
     }
     --open.left;
@@ -208,6 +214,7 @@ class EngineBackend final : public Backend {
   std::shared_ptr<const data::Tokenizer> tokenizer_;
   tenants::Trainer trainer_;
   rollout::Engine engine_;
+  std::int64_t pages_ = engine_.free_memory().second;
   std::vector<ModelPass> passes_;
   std::map<rollout::RequestId, Open> open_;                 ///< By the id of the first sample.
   std::map<rollout::RequestId, rollout::RequestId> owner_;  ///< First sample's id, by each.

@@ -57,6 +57,7 @@ void Reply::on_token(std::size_t index, const GeneratedToken& token) {
 void Reply::on_done(std::size_t index, GenerationResult&& result) {
   for (const GeneratedSequence& answer : result.samples)
     metrics_[index]->ended(answer.end == GenerationEnd::kStop ? "stop" : "length");
+  service_.metrics.cached(std::ssize(generations_[index].prompt), result.cached_tokens);
   results_[index] = std::move(result);
   if (++done_ == generations_.size() && !has_failed_) finish();
 }

@@ -2,6 +2,8 @@
 
 #include <fcntl.h>
 #include <fmt/chrono.h>
+#include <openssl/crypto.h>
+#include <openssl/hmac.h>
 #include <openssl/sha.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -25,7 +27,8 @@ constexpr const char* kTables = R"(
 CREATE TABLE IF NOT EXISTS meta(version INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS key(
   id INTEGER PRIMARY KEY, tenant TEXT NOT NULL, prefix TEXT NOT NULL, hash TEXT NOT NULL UNIQUE,
-  scopes TEXT NOT NULL, created REAL NOT NULL, revoked REAL, limits TEXT NOT NULL DEFAULT '{}');
+  scopes TEXT NOT NULL, created REAL NOT NULL, revoked REAL, limits TEXT NOT NULL DEFAULT '{}',
+  expires REAL);
 CREATE TABLE IF NOT EXISTS session(
   id TEXT PRIMARY KEY, tenant TEXT NOT NULL, created REAL NOT NULL, last_beat REAL NOT NULL,
   finished TEXT, display_name TEXT, metadata TEXT NOT NULL);
@@ -52,6 +55,18 @@ CREATE INDEX IF NOT EXISTS request_finished ON request(finished) WHERE finished 
 CREATE INDEX IF NOT EXISTS run_session ON run(session);
 )";
 
+using Digest = std::array<unsigned char, SHA256_DIGEST_LENGTH>;
+
+const unsigned char* bytes_of(const std::string& text) {
+  return reinterpret_cast<const unsigned char*>(text.data());
+}
+
+std::string hex(const Digest& digest) {
+  std::string out;
+  for (const unsigned char byte : digest) out += fmt::format("{:02x}", byte);
+  return out;
+}
+
 /// A folder below an open one, made if it is missing and never a link. Closes `parent`.
 int opened_folder(int parent, const std::string& name, const std::filesystem::path& shown) {
   if (mkdirat(parent, name.c_str(), 0700) != 0 && errno != EEXIST) {
@@ -74,9 +89,15 @@ DataDirectory::DataDirectory(const std::filesystem::path& path) : path_(path) {
     throw_error<FileError>("{}: {}", path_.string(), std::strerror(errno));
   database_ = std::make_unique<Database>(path_ / "server.sqlite");
   database_->execute(kTables);
-  // Keys of the first programs of this version had no limits.
-  if (!Statement(*database_, "SELECT 1 FROM pragma_table_info('key') WHERE name = 'limits'").step())
-    database_->execute("ALTER TABLE key ADD COLUMN limits TEXT NOT NULL DEFAULT '{}'");
+  // Keys of the first programs of this version had neither limits nor an end.
+  const auto add_to_keys = [this](const char* column, const char* type) {
+    if (!Statement(*database_, "SELECT 1 FROM pragma_table_info('key') WHERE name = ?")
+             .bind(std::string_view(column))
+             .step())
+      database_->execute(fmt::format("ALTER TABLE key ADD COLUMN {} {}", column, type).c_str());
+  };
+  add_to_keys("limits", "TEXT NOT NULL DEFAULT '{}'");
+  add_to_keys("expires", "REAL");
   Statement version(*database_, "SELECT version FROM meta");
   if (!version.step()) {
     Statement(*database_, "INSERT INTO meta VALUES (?)").bind(kVersion).run();
@@ -128,11 +149,21 @@ std::string as_utc(double seconds) {
 }
 
 std::string sha256_hex(const std::string& text) {
-  std::array<unsigned char, SHA256_DIGEST_LENGTH> digest;
-  SHA256(reinterpret_cast<const unsigned char*>(text.data()), text.size(), digest.data());
-  std::string out;
-  for (const unsigned char byte : digest) out += fmt::format("{:02x}", byte);
-  return out;
+  Digest digest;
+  SHA256(bytes_of(text), text.size(), digest.data());
+  return hex(digest);
+}
+
+std::string signature_hex(const std::string& key, const std::string& text) {
+  Digest digest;
+  if (HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()), bytes_of(text), text.size(),
+           digest.data(), nullptr) == nullptr)
+    throw InternalError("HMAC() fails");
+  return hex(digest);
+}
+
+bool is_same_secret(const std::string& a, const std::string& b) {
+  return a.size() == b.size() && CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
 }
 
 }  // namespace heddle::serve

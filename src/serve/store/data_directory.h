@@ -40,5 +40,9 @@ double now_s();
 std::string as_utc(double seconds);
 /// SHA-256 as hexadecimal digits.
 std::string sha256_hex(const std::string& text);
+/// HMAC with SHA-256.
+std::string signature_hex(const std::string& key, const std::string& text);
+/// Takes as long wherever they differ.
+bool is_same_secret(const std::string& a, const std::string& b);
 
 }  // namespace heddle::serve

@@ -15,7 +15,8 @@ constexpr std::size_t kPrefixLength = 12;  ///< "tml-" and 32 of 256 bits
 }  // namespace
 
 std::string Keys::add(const std::string& tenant, const std::string& scopes,
-                      const std::map<std::string, std::int64_t>& limits) {
+                      const std::map<std::string, std::int64_t>& limits,
+                      std::optional<double> expires) {
   if (!is_plain_name(tenant))
     throw_error<ConfigError>("tenant {}: expected 1 to 128 letters, digits, _ . -",
                              text::shown(tenant));
@@ -25,26 +26,28 @@ std::string Keys::add(const std::string& tenant, const std::string& scopes,
                                text::shown(scope));
   }
   const std::string key = "tml-" + random_hex(32);
-  Statement(
-      database_,
-      "INSERT INTO key(tenant, prefix, hash, scopes, created, limits) VALUES (?, ?, ?, ?, ?, ?)")
+  Statement(database_,
+            "INSERT INTO key(tenant, prefix, hash, scopes, created, limits, expires) VALUES (?, ?, "
+            "?, ?, ?, ?, ?)")
       .bind(tenant)
       .bind(key.substr(0, kPrefixLength))
       .bind(sha256_hex(key))
       .bind(scopes)
       .bind(now_s())
       .bind(nlohmann::json(limits).dump())
+      .bind(expires)
       .run();
   return key;
 }
 
 std::vector<Keys::Entry> Keys::list() const {
   std::vector<Entry> entries;
-  Statement rows(
-      database_,
-      "SELECT id, tenant, prefix, scopes, created, revoked, limits FROM key ORDER BY id");
+  Statement rows(database_,
+                 "SELECT id, tenant, prefix, scopes, created, revoked, limits, expires FROM key "
+                 "ORDER BY id");
   while (rows.step()) {
-    Entry entry{rows.integer(0), rows.text(1), rows.text(2), rows.text(3), rows.real(4), {}, {}};
+    Entry entry{rows.integer(0), rows.text(1), rows.text(2), rows.text(3), rows.real(4), {}, {}, {}};
+    if (!rows.is_null(7)) entry.expires = rows.real(7);
     if (!rows.is_null(5)) entry.revoked = rows.real(5);
     entry.limits = nlohmann::json::parse(rows.text(6)).get<std::map<std::string, std::int64_t>>();
     entries.push_back(entry);
@@ -78,8 +81,9 @@ std::optional<Caller> Keys::owner(const std::string& key, const Limits& usual) c
   // The hash of a guess says nothing of the hashes that are near it, so a look-up leaks nothing.
   Statement row(
       database_,
-      "SELECT tenant, prefix, scopes, limits FROM key WHERE hash = ? AND revoked IS NULL");
-  if (!row.bind(sha256_hex(key)).step()) return std::nullopt;
+      "SELECT tenant, prefix, scopes, limits FROM key WHERE hash = ? AND revoked IS NULL AND "
+      "(expires IS NULL OR expires > ?)");
+  if (!row.bind(sha256_hex(key)).bind(now_s()).step()) return std::nullopt;
   Caller caller{row.text(0), row.text(1), {}, usual};
   const auto limits = nlohmann::json::parse(row.text(3));
   for (const LimitRow& limit : kLimitRows)

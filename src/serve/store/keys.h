@@ -21,20 +21,21 @@ class Keys {
     std::int64_t id = 0;
     std::string tenant, prefix, scopes;
     double created = 0;
-    std::optional<double> revoked;
+    std::optional<double> revoked, expires;
     std::map<std::string, std::int64_t> limits;  ///< Names of kLimitRows; others are the server's.
   };
 
   /// A new key, "tml-" and 64 digits. Throws ConfigError for a tenant that is no plain name and for
-  /// an unknown scope; `scopes`: of train, sample, admin, read, with commas.
+  /// an unknown scope; `scopes`: of train, sample, admin, read, with commas; `expires`: as now_s().
   std::string add(const std::string& tenant, const std::string& scopes,
-                  const std::map<std::string, std::int64_t>& limits = {});
+                  const std::map<std::string, std::int64_t>& limits = {},
+                  std::optional<double> expires = {});
   std::vector<Entry> list() const;
   /// By number or prefix. Throws ConfigError for none or several.
   Entry revoke(const std::string& number_or_prefix);
   bool is_empty() const;
 
-  /// Who a key belongs to; nothing for one that is unknown or revoked. `usual`: limits that the key
+  /// Who a key belongs to; nothing for one that is unknown, revoked or expired. `usual`: limits that the key
   /// does not set.
   std::optional<Caller> owner(const std::string& key, const Limits& usual = {}) const;
 

@@ -157,6 +157,14 @@ Checkpoint Checkpoints::own(const std::string& run, const std::string& id,
   return found;
 }
 
+Checkpoint Checkpoints::signed_for(const std::string& path) {
+  const std::string sql = selected("WHERE path = ? AND (expires IS NULL OR expires > ?)");
+  Statement rows(data_.database(), sql.c_str());
+  auto found = read(rows.bind(path).bind(now_s()));
+  if (found.empty()) throw HttpError(404, "these weights are gone");
+  return std::move(found.front());
+}
+
 std::vector<Checkpoint> Checkpoints::of_run(const std::string& run, const std::string& tenant) {
   const std::string sql = selected("WHERE run = ? AND tenant = ? ORDER BY created");
   Statement rows(data_.database(), sql.c_str());

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -31,6 +32,12 @@ struct Checkpoint {
   nlohmann::json json() const;
 };
 
+/// Begins the names of weights that no checkpoint holds: kInMemory RUN/NUMBER.
+constexpr std::string_view kInMemory = "memory://";
+
+/// The session that a run belongs to.
+inline std::string session_of(const std::string& run) { return run.substr(0, run.find(':')); }
+
 /// "weights", "sampler_weights", "external_weights"
 const char* segment_of(Checkpoint::Kind kind);
 nlohmann::json as_json(const tenants::SetOptions& options);
@@ -53,6 +60,8 @@ class Checkpoints {
   Checkpoint find(const std::string& path, const std::string& tenant);
   /// The tenant's own. Throws HttpError 404.
   Checkpoint own(const std::string& run, const std::string& id, const std::string& tenant);
+  /// Anybody's, for who brings a signature. Throws HttpError 404.
+  Checkpoint signed_for(const std::string& path);
   std::vector<Checkpoint> of_run(const std::string& run, const std::string& tenant);
   /// Newest first.
   std::vector<Checkpoint> of_tenant(const std::string& tenant, std::int64_t limit,

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -34,11 +35,25 @@ std::vector<std::int32_t> prompt_of(const Fields& model_input);
 /// Request of an asample, without its weights. Throws HttpError 400 and 422 naming the field:
 /// options that are not built are refused, never ignored.
 struct SampleRequest {
+  /// Tokens whose log-probabilities in a place of the prompt are asked for.
+  struct Targets {
+    Tensor layout;  ///< Of the answer, without its values.
+    std::vector<std::vector<std::int64_t>> cells;  ///< [prompt - 1]; -1: none is asked for.
+  };
   Generation generation;
   bool wants_prompt_logprobs = false;
   std::int64_t topk_prompt = 0;
+  /// Tokens at the prompt's end that have log-probabilities; unset: all.
+  std::optional<std::int64_t> prompt_logprobs_last;
+  std::optional<Targets> targets;
 };
 SampleRequest read_sample(const Fields& fields, const ModelFacts& facts);
+/// The targets of a prompt with so many tokens.
+SampleRequest::Targets read_targets(const Fields& tensor, std::int64_t prompt_tokens,
+                                    const ModelFacts& facts);
+/// Their log-probabilities, as GenerationResult has them.
+Tensor tensor_of(const SampleRequest::Targets& targets,
+                 const std::vector<std::vector<double>>& logprobs);
 /// The answer to it.
 SampleResponse response_of(const SampleRequest& request, const GenerationResult& result);
 

@@ -1,5 +1,7 @@
 // Requests for samples, and their answers.
 #include <algorithm>
+#include <iterator>
+#include <limits>
 
 #include "base/random_hex.h"
 #include "serve/http/request.h"
@@ -15,9 +17,6 @@ constexpr std::int64_t kMostTopk = 64;
 constexpr float kEmptyCell = -99999.0F;
 
 void refuse_unbuilt(const Fields& fields) {
-  for (const char* name : {"target_prompt_logprobs", "prompt_logprobs_last_n"}) {
-    if (fields.find(name) != nullptr) throw_http(400, "field {} is not built: leave it out", name);
-  }
   if (fields.integer("prompt_alt_tokens_k", 0) != 0)
     throw HttpError(400, "field prompt_alt_tokens_k is not built: leave it out");
   if (fields.boolean("record_stability_info", false))
@@ -110,6 +109,22 @@ SampleRequest read_sample(const Fields& fields, const ModelFacts& facts) {
   request.wants_prompt_logprobs = fields.boolean("prompt_logprobs", false);
   if (request.wants_prompt_logprobs || request.topk_prompt > 0)
     generation.prompt_logprobs = request.topk_prompt;
+  if (fields.find("target_prompt_logprobs") != nullptr) {
+    request.targets = read_targets(fields.object("target_prompt_logprobs"), length, facts);
+    for (const auto& cells : request.targets->cells) {
+      auto& row = generation.prompt_targets.emplace_back();
+      std::ranges::copy_if(cells, std::back_inserter(row), [](std::int64_t id) { return id >= 0; });
+    }
+    generation.prompt_logprobs = request.topk_prompt;
+  }
+  if (const auto last = fields.maybe_integer("prompt_logprobs_last_n")) {
+    if (!request.wants_prompt_logprobs)
+      throw HttpError(400, "prompt_logprobs_last_n needs prompt_logprobs true");
+    if (*last < 1 || *last >= length)
+      throw_http(400, "prompt_logprobs_last_n is {}: expected 1 to {}, one less than the prompt has",
+                 *last, length - 1);
+    request.prompt_logprobs_last = last;
+  }
   return request;
 }
 
@@ -124,10 +139,20 @@ SampleResponse response_of(const SampleRequest& request, const GenerationResult&
       out.topk = topk_of(sample.top, request.generation.top_logprobs);
     response.sequences.push_back(std::move(out));
   }
-  if (request.wants_prompt_logprobs)
+  const auto length = static_cast<std::int64_t>(result.prompt_logprobs.size());
+  const std::int64_t skipped = length - request.prompt_logprobs_last.value_or(length);
+  if (request.wants_prompt_logprobs) {
     response.prompt_logprobs.emplace(result.prompt_logprobs.begin(), result.prompt_logprobs.end());
-  if (request.topk_prompt > 0)
-    response.topk_prompt_logprobs = topk_of(result.prompt_top, request.topk_prompt);
+    std::fill_n(response.prompt_logprobs->begin(), skipped,
+                std::numeric_limits<float>::quiet_NaN());
+  }
+  if (request.topk_prompt > 0) {
+    auto rows = result.prompt_top;
+    std::fill_n(rows.begin(), std::min(skipped, std::ssize(rows)), std::vector<TokenLogprob>{});
+    response.topk_prompt_logprobs = topk_of(rows, request.topk_prompt);
+  }
+  if (request.targets)
+    response.target_prompt_logprobs = tensor_of(*request.targets, result.prompt_target_logprobs);
   response.prompt_cache_hit_tokens = static_cast<std::int32_t>(result.cached_tokens);
   return response;
 }

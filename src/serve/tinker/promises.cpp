@@ -89,10 +89,11 @@ void Promises::finish(const std::string& id, const Outcome& outcome) {
   tell(id, outcome);
 }
 
-void Promises::finish(const std::vector<std::pair<std::string, const Outcome*>>& finished) {
-  if (finished.size() == 1) return finish(finished[0].first, *finished[0].second);
+void Promises::finish(const std::vector<std::pair<std::string, const Outcome*>>& finished,
+                      const std::function<void()>& enter) {
   // One wait for the disk, before anybody is told.
   Transaction together(database_);
+  enter();
   for (const auto& [id, outcome] : finished) store(id, *outcome);
   together.commit();
   for (const auto& [id, outcome] : finished) tell(id, *outcome);
@@ -117,14 +118,6 @@ void Promises::tell(const std::string& id, const Outcome& outcome) {
     poll.responder.answer(200, completions(owner, poll));
   }
   if (waiting.empty()) owner_polls_.erase(owner);
-}
-
-void Promises::set_state(const std::string& id, const std::string& state,
-                         const std::string& reason) {
-  if (const auto found = entries_.find(id); found != entries_.end()) {
-    found->second.state = state;
-    found->second.reason = reason;
-  }
 }
 
 void Promises::on_cancel(const std::string& id, std::function<void()> action) {

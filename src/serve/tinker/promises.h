@@ -68,10 +68,10 @@ class Promises {
   /// Outcome of an unfinished promise, on the disk alone.
   void store(const std::string& id, const Outcome& outcome);
   void finish(const std::string& id, const Outcome& outcome);
-  /// finish() of several, for which the host waits for the disk once.
-  void finish(const std::vector<std::pair<std::string, const Outcome*>>& finished);
-  /// Answer to polls meanwhile: "active", "paused_capacity", "paused_rate_limit", and why.
-  void set_state(const std::string& id, const std::string& state, const std::string& reason);
+  /// finish() of several, for which the host waits for the disk once. `enter`, before it, may change
+  /// outcomes; its entries in the database are there with them or not at all.
+  void finish(const std::vector<std::pair<std::string, const Outcome*>>& finished,
+              const std::function<void()>& enter);
   /// Called if the client cancels the promise before its end, which the action brings about.
   void on_cancel(const std::string& id, std::function<void()> action);
 
@@ -98,7 +98,6 @@ class Promises {
     bool is_durable = true, is_finished = false;
     Outcome outcome = {};
     std::int64_t cursor = 0;  ///< Time of the end, among its owner's; microseconds.
-    std::string state = "active", reason = {};
     std::vector<Poll> polls = {};
     std::function<void()> on_cancel = {};
   };

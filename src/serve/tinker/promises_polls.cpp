@@ -44,23 +44,19 @@ void Promises::retrieve(const Request& request, const Responder& responder) {
   const Poll poll{next_poll_++, responder, takes_proto,
                   fields.boolean("allow_metadata_only", false)};
   if (entry->is_finished) return give(entry->outcome, poll);
-  const auto again = [](const std::string& request_id, const Entry& waiting) {
-    json answer{{"type", "try_again"}, {"request_id", request_id}, {"queue_state", waiting.state}};
-    if (!waiting.reason.empty()) answer["queue_state_reason"] = waiting.reason;
-    return dump(answer);
-  };
-  if (is_draining_) return responder.answer(200, again(id, *entry));
+  const std::string again =
+      dump({{"type", "try_again"}, {"request_id", id}, {"queue_state", "active"}});
+  if (is_draining_) return responder.answer(200, again);
   entry->polls.push_back(poll);
-  const auto leave = [this, id, number = poll.number]() -> Entry* {
+  const auto leave = [this, id, number = poll.number] {
     const auto found = entries_.find(id);
-    if (found == entries_.end()) return nullptr;
-    const auto gone =
-        std::erase_if(found->second.polls, [&](const Poll& each) { return each.number == number; });
-    return gone == 0 ? nullptr : &found->second;
+    return found != entries_.end() && std::erase_if(found->second.polls, [&](const Poll& each) {
+                                        return each.number == number;
+                                      }) > 0;
   };
   responder.on_gone([leave] { leave(); });
-  server_.post_after(options_.poll_s, [leave, again, id, responder] {
-    if (const Entry* waiting = leave()) responder.answer(200, again(id, *waiting));
+  server_.post_after(options_.poll_s, [leave, again, responder] {
+    if (leave()) responder.answer(200, again);
   });
 }
 

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "serve/http/server.h"
+#include "serve/metrics/training_metrics.h"
 #include "serve/model/model_thread.h"
 #include "serve/tinker/promises.h"
 
@@ -36,12 +37,14 @@ struct Operation {
   std::optional<tenants::AdamParams> update;
   /// Gives the outcome; after an update that succeeded, what else is to be done.
   std::function<Outcome(Backend&, tenants::SetId)> act;
+  bool is_short = false;  ///< An act that shares its turn with such acts of other runs.
   /// Called before it is promised; throws HttpError for what the tenant may not do now.
   std::function<void()> check;
   /// Called on the loop's thread before its turn on the model's; what it throws is the outcome.
   std::function<void()> before;
   /// Called on the loop's thread before the promise is finished, again if the disk does not take
-  /// the outcome; may replace the outcome.
+  /// the outcome; may replace the outcome. What it enters in the database and the outcome are there
+  /// together or not at all: a replay after a crash would else find its own work in the way.
   std::function<void(Outcome&)> then;
   /// Called on the loop's thread once the promise is finished without failure.
   std::function<void()> after;
@@ -66,6 +69,7 @@ class Runs {
     /// For runs that are expected by then a turn waits so long, or this part of the last pass's
     /// time.
     double join_s = 0.02, join_share = 0.25;
+    std::shared_ptr<TrainingMetrics> metrics = {};  ///< Null: nobody counts.
   };
   Runs(Server& server, ModelThread& model, Promises& promises, const Options& options);
 
@@ -157,7 +161,7 @@ class Runs {
   void go_on(std::vector<Running>& finished);
   /// The optimizer steps of a batch together.
   static void step(Backend& backend, std::vector<Running>& batch);
-  static void note(Progress& progress, const Running& finished);
+  void note(Run& run, const Running& finished) const;
   void fail_waiting(Run& run, const std::string& message);
   void release(tenants::SetId set);
 

@@ -163,7 +163,8 @@ void Runs::pump() {
     const Operation& other = next(ready[i]);
     const bool shares_pass =
         first.work && other.work && tokens + other.tokens <= options_.pass_tokens;
-    if (!shares_pass && !(first.update && other.update && !other.before)) continue;
+    const bool shares_step = first.update && other.update && !other.before;
+    if (!shares_pass && !shares_step && !(first.is_short && other.is_short)) continue;
     tokens += other.tokens;
     batch->push_back(take(ready[i]));
   }
@@ -202,8 +203,10 @@ void Runs::pump() {
         running.outcome = guarded([&] { return running.operation.act(backend, set_of(running)); });
       }
     }
-    server_.post([this, batch, begun] {
-      if (batch->front().operation.work) pass_s_ = seconds_since(begun);
+    const double took_s = seconds_since(begun);
+    if (options_.metrics) options_.metrics->turn(first.operation.kind, took_s);
+    server_.post([this, batch, took_s] {
+      if (batch->front().operation.work) pass_s_ = took_s;
       done(batch);
     });
   });
@@ -233,13 +236,16 @@ void Runs::step(Backend& backend, std::vector<Running>& batch) {
   }
 }
 
-void Runs::note(Progress& progress, const Running& finished) {
+void Runs::note(Run& run, const Running& finished) const {
   if (finished.outcome.is_failed) return;
+  Progress& progress = run.progress;
   if (finished.operation.kind == "forward_backward") {
+    if (options_.metrics) options_.metrics->trained(run.tenant, finished.operation.tokens);
     progress.tokens += finished.operation.tokens;
     progress.loss_sum += finished.loss;
     progress.loss_tokens += finished.operation.tokens;
   } else if (finished.operation.kind == "optim_step") {
+    if (options_.metrics) options_.metrics->stepped(run.tenant);
     ++progress.steps;
     if (progress.loss_tokens == 0) return;
     progress.losses.push_back(progress.loss_sum / static_cast<double>(progress.loss_tokens));
@@ -250,13 +256,14 @@ void Runs::note(Progress& progress, const Running& finished) {
 }
 
 void Runs::store(const std::shared_ptr<std::vector<Running>>& batch, std::function<void()> then) {
+  std::vector<std::pair<std::string, const Outcome*>> outcomes;
+  for (const Running& running : *batch)
+    outcomes.emplace_back(running.operation.promise, &running.outcome);
   try {
-    std::vector<std::pair<std::string, const Outcome*>> outcomes;
-    for (Running& running : *batch) {
-      if (running.operation.then) running.operation.then(running.outcome);
-      outcomes.emplace_back(running.operation.promise, &running.outcome);
-    }
-    promises_.finish(outcomes);
+    promises_.finish(outcomes, [&] {
+      for (Running& running : *batch)
+        if (running.operation.then) running.operation.then(running.outcome);
+    });
   } catch (const FileError& error) {
     log::error("{}; outcomes wait until it takes them", error.what());
     server_.post_after(kStoreAgainS, [this, batch, then = std::move(then)] { store(batch, then); });
@@ -295,7 +302,7 @@ void Runs::go_on(std::vector<Running>& finished) {
     }
     const auto found = runs_.find(running.run);
     Run& run = found->second;
-    note(run.progress, running);
+    note(run, running);
     run.set = running.set;
     run.is_running = false;
     run.next_seq = std::max(run.next_seq, running.operation.seq + 1);

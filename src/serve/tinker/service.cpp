@@ -24,7 +24,8 @@ Service::Service(Server& server, ModelThread& model, DataDirectory& data,
       options_(options),
       promises_(server, data.database(), options.promises),
       runs_(server, model, promises_, options.runs),
-      checkpoints_(data) {
+      checkpoints_(data),
+      weights_(options.adapters_in_memory) {
   Statement living(data_.database(), "SELECT id FROM session WHERE finished IS NULL");
   while (living.step()) beats_[living.text(0)] = now_s();
 }
@@ -102,6 +103,12 @@ void Service::serve() {
   route("GET", "training_runs/{run}", "", &Service::get_run);
   route("GET", "training_runs/{run}/checkpoints", "", &Service::list_run_checkpoints);
   route("GET", "checkpoints", "", &Service::list_checkpoints);
+  route("GET", "training_runs/{run}/checkpoints/{id+}/external_weights_urls", "",
+        &Service::external_weights_urls);
+  server_.route(
+      {"GET", "/api/v1/downloads/{run}/{name}/{file}",
+       [this](Request&& request, const Responder& responder) { download(request, responder); },
+       error_body, "", true, false});
   route("POST", "training_runs/{run}/checkpoints/{id+}/publish", "train",
         &Service::publish_checkpoint);
   route("DELETE", "training_runs/{run}/checkpoints/{id+}/publish", "train",
@@ -111,8 +118,7 @@ void Service::serve() {
   for (const char* path : {"create_custom_loss", "copy_weights", "auth/token"})
     route("POST", path, "", &Service::not_built);
   for (const char* path :
-       {"sessions/{id}/project", "sessions/{id}/trace_export", "audit", "billing/{more+}",
-        "training_runs/{run}/checkpoints/{id+}/external_weights_urls"})
+       {"sessions/{id}/project", "sessions/{id}/trace_export", "audit", "billing/{more+}"})
     route("GET", path, "", &Service::not_built);
   restore();
   server_.post_after(kTick_s, [this] { tick(); });

@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <list>
 #include <map>
 #include <memory>
 #include <optional>
@@ -13,11 +12,14 @@
 
 #include <nlohmann/json.hpp>
 
+#include "base/random_hex.h"
 #include "serve/http/server.h"
+#include "serve/metrics/generation_metrics.h"
 #include "serve/model/model_thread.h"
 #include "serve/store/data_directory.h"
 #include "serve/tinker/checkpoints.h"
 #include "serve/tinker/fields.h"
+#include "serve/tinker/kept_weights.h"
 #include "serve/tinker/promises.h"
 #include "serve/tinker/runs.h"
 
@@ -34,6 +36,7 @@ struct ServiceOptions {
   /// A run's state is saved every so many optimizer steps, and what came since is run again after a
   /// crash: no promise is lost. 0: a run lives in memory, and in what its client saves.
   std::int64_t durable_steps = 0;
+  std::shared_ptr<GenerationMetrics> metrics = {};  ///< For samples. Null: nobody counts.
   bool compresses_bodies = false;  ///< Asks clients for zstd: worth it but on loopback.
 };
 
@@ -45,6 +48,10 @@ class Service {
 
   /// Adds the routes and, with durable_steps, the runs of a server before this one.
   void serve();
+  /// What there is now, for metrics.
+  TrainingMetrics::Now now() const {
+    return {promises_.pending(), runs_.waiting(), runs_.open_runs()};
+  }
   /// The server ends: polls are answered, no operation is started.
   void drain();
 
@@ -148,10 +155,19 @@ class Service {
   void publish_checkpoint(const Request& request, const Responder& responder);
   void unpublish_checkpoint(const Request& request, const Responder& responder);
   void set_ttl(const Request& request, const Responder& responder);
+  // service_downloads.cpp
+  void external_weights_urls(const Request& request, const Responder& responder);
+  void download(const Request& request, const Responder& responder);
+  /// Proves that a download was allowed until then.
+  std::string download_signature(const Checkpoint& checkpoint, const std::string& file,
+                                 const std::string& expires) const;
   void not_built(const Request& request, const Responder& responder);
   void save(const Request& request, const Responder& responder, const Fields& fields,
             Checkpoint::Kind kind, const std::string& name,
             const std::function<std::string(const Checkpoint&)>& answer);
+  /// Weights for the one sampler of this number, in memory alone.
+  void save_unnamed(const Request& request, const Responder& responder, const Fields& fields,
+                    std::int64_t number);
   nlohmann::json run_json(const std::string& tenant, const std::string& run);
 
   // service_sampling.cpp
@@ -159,8 +175,11 @@ class Service {
   void join_sampling_session(const Request& request, const Responder& responder);
   void get_sampler(const Request& request, const Responder& responder);
   void sample(const Request& request, const Responder& responder);
+  /// Throws HttpError 409 where the number is another sampler's.
   std::string add_sampler(const std::string& tenant, const std::string& session, std::int64_t seq,
                           const std::optional<std::string>& model_path);
+  /// Throws HttpError 404 for weights that were saved without a name and are gone.
+  KeptWeights::Weights unnamed_weights(const std::string& sampler, const std::string& name);
   using WeightsReady = std::function<void(std::shared_ptr<const SamplerWeights>)>;
   /// Calls `ready` on the loop's thread with the weights of a checkpoint, from memory or the disk.
   void with_weights(const Checkpoint& checkpoint, WeightsReady ready,
@@ -177,8 +196,8 @@ class Service {
   std::unordered_set<std::string> submitted_runs_;
   std::map<std::string, double> beats_;  ///< For living sessions.
   std::map<std::string, std::int64_t> samples_in_flight_;
-  /// Weights that samplers use, by folder; the ones used last are in front.
-  std::list<std::pair<std::string, std::shared_ptr<const SamplerWeights>>> weights_;
+  KeptWeights weights_;
+  std::string download_key_ = random_hex(32);  ///< Signs addresses until the server ends.
   std::int64_t next_version_ = 1;
   std::map<std::string, std::int64_t> steps_;  ///< Since the last kept state, by run.
 };

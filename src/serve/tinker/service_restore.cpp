@@ -21,6 +21,7 @@ class Nobody final : public Responder::Exchange {
   void answer(int status, std::string body, const std::string&, Headers) override {
     if (status >= 400) log::warning("a request from before the restart is refused: {}", body);
   }
+  void answer_file(std::filesystem::path) override {}
   void start(int, const std::string&, Headers) override {}
   void write(std::string) override {}
   void end() override {}

@@ -12,6 +12,18 @@ namespace {
 
 using nlohmann::json;
 
+void count(GenerationMetrics& metrics, const SampleRequest& asked, const GenerationResult& result,
+           double seconds) {
+  std::int64_t tokens = 0;
+  for (const GeneratedSequence& sample : result.samples) {
+    tokens += std::ssize(sample.ids);
+    metrics.ended(sample.end == GenerationEnd::kStop ? "stop" : "length");
+  }
+  const std::int64_t prompt = std::ssize(asked.generation.prompt);
+  metrics.answered(prompt, tokens, seconds);
+  metrics.cached(prompt, result.cached_tokens);
+}
+
 }  // namespace
 
 std::string Service::add_sampler(const std::string& tenant, const std::string& session,
@@ -74,19 +86,14 @@ void Service::get_sampler(const Request& request, const Responder& responder) {
   if (!row.bind(id).bind(request.caller.tenant).step())
     throw_http(404, "sampler {} is not known", text::shown(id, 100));
   json answer{{"sampler_id", id}, {"base_model", model_.facts().name}};
-  if (!row.is_null(0)) answer["model_path"] = row.text(0);
+  if (!row.is_null(0) && !row.text(0).starts_with(kInMemory)) answer["model_path"] = row.text(0);
   responder.answer(200, dump(answer));
 }
 
 void Service::with_weights(const Checkpoint& checkpoint, WeightsReady ready,
                            std::function<void(const Outcome&)> failed) {
   const std::string folder = checkpoint.folder.string();
-  const auto known =
-      std::ranges::find(weights_, folder, [](const auto& entry) { return entry.first; });
-  if (known != weights_.end()) {
-    weights_.splice(weights_.begin(), weights_, known);
-    return ready(weights_.front().second);
-  }
+  if (const auto known = weights_.of_checkpoint(folder)) return ready(known);
   model_.run([this, folder, name = checkpoint.path, version = next_version_++, ready,
               failed](Backend& backend) {
     try {
@@ -95,8 +102,7 @@ void Service::with_weights(const Checkpoint& checkpoint, WeightsReady ready,
       weights->version = version;
       weights->set = backend.load_snapshot(folder);
       server_.post([this, folder, weights, ready] {
-        weights_.emplace_front(folder, weights);
-        if (weights_.size() > options_.adapters_in_memory) weights_.pop_back();
+        weights_.add_checkpoint(folder, weights);
         ready(weights);
       });
     } catch (const std::exception& error) {
@@ -107,6 +113,18 @@ void Service::with_weights(const Checkpoint& checkpoint, WeightsReady ready,
   });
 }
 
+KeptWeights::Weights Service::unnamed_weights(const std::string& sampler, const std::string& name) {
+  const std::string run = name.substr(kInMemory.size(), name.rfind('/') - kInMemory.size());
+  auto weights = weights_.of_sampler(run, sampler);
+  if (!weights)
+    throw_http(404,
+               "the weights of sampling session {} are gone: saved without a name they stay until "
+               "session or server ends, or the run has saved {} that were used since; save with a "
+               "name to keep them",
+               sampler, KeptWeights::kUnnamed);
+  return weights;
+}
+
 void Service::sample(const Request& request, const Responder& responder) {
   const Fields fields(request.body);
   auto asked = std::make_shared<SampleRequest>(read_sample(fields, model_.facts()));
@@ -114,6 +132,7 @@ void Service::sample(const Request& request, const Responder& responder) {
     const std::string tenant = request.caller.tenant;
     std::string owner = tenant + "/samples";
     std::int64_t seq = -1;
+    KeptWeights::Weights unnamed;
     std::optional<std::string> path = fields.maybe_text("model_path");
     if (const auto sampler = fields.maybe_text("sampling_session_id")) {
       Statement row(data_.database(), "SELECT model_path FROM sampler WHERE id = ? AND tenant = ?");
@@ -122,12 +141,13 @@ void Service::sample(const Request& request, const Responder& responder) {
       owner = *sampler;
       seq = fields.integer("seq_id");
       if (!row.is_null(0)) path = row.text(0);
+      if (path && path->starts_with(kInMemory)) unnamed = unnamed_weights(*sampler, *path);
     } else if (!path && fields.text("base_model") != model_.facts().name) {
       throw_http(400, "base_model {} is not served here: expected {}",
                  text::shown(fields.text("base_model"), 100), model_.facts().name);
     }
     std::optional<Checkpoint> checkpoint;
-    if (path) checkpoint = checkpoints_.find(*path, tenant);
+    if (path && !unnamed) checkpoint = checkpoints_.find(*path, tenant);
     Promises::Submission submission{tenant, owner, seq, "asample", sha256_hex(request.body)};
     submission.is_durable = false;
     const auto promise = promises_.make(submission, [&](const std::string& id) {
@@ -160,7 +180,8 @@ void Service::sample(const Request& request, const Responder& responder) {
       const GenerationId own = model_.generate(
           std::move(generation),
           {nullptr,
-           [this, asked, finish, meter](GenerationResult&& result) {
+           [this, asked, finish, meter, came = now_s()](GenerationResult&& result) {
+             if (options_.metrics) count(*options_.metrics, *asked, result, now_s() - came);
              for (const GeneratedSequence& sample : result.samples)
                if (meter) meter->add_tokens(std::ssize(sample.ids));
              auto outcome =
@@ -180,7 +201,7 @@ void Service::sample(const Request& request, const Responder& responder) {
     if (checkpoint) {
       with_weights(*checkpoint, start, finish);
     } else {
-      start(nullptr);
+      start(unnamed);
     }
   });
 }

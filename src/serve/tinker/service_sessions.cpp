@@ -13,6 +13,7 @@ using nlohmann::json;
 constexpr int kSessionRetry_s = 30;  ///< Until a client may have finished a session.
 constexpr const char* kNoHead =
     "train_unembed is taken as false: this server has no adapters on the language-model head";
+constexpr const char* kNoProjects = "; project_id is not used: this server has no projects";
 
 }  // namespace
 
@@ -40,8 +41,10 @@ void Service::create_session(const Request& request, const Responder& responder)
       .bind(metadata == nullptr ? "null" : dump(*metadata))
       .run();
   beats_[id] = now_s();
+  std::string warning = kNoHead;
+  if (fields.maybe_text("project_id")) warning += kNoProjects;
   responder.answer(
-      200, dump({{"type", "create_session"}, {"session_id", id}, {"warning_message", kNoHead}}));
+      200, dump({{"type", "create_session"}, {"session_id", id}, {"warning_message", warning}}));
 }
 
 void Service::require_session(const Request& request, const std::string& session) {
@@ -82,6 +85,7 @@ void Service::end_session(const std::string& session, const std::string& reason)
   for (const auto& [run, tenant] : runs) {
     runs_.close(run, reason);
     forget_run(run, tenant);
+    weights_.forget_run(run);
   }
   Statement(data_.database(), "UPDATE request SET body = x'' WHERE owner = ? AND seq >= 0")
       .bind(session + "/runs")

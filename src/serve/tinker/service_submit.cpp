@@ -71,16 +71,6 @@ void Service::accept(Submitted& submitted, const Promises::Promise& promise) {
   if (promise.is_new || submitted.is_replay) {
     if (submitted.meter) submitted.meter->add_tokens(operation.tokens);
     operation.promise = promise.id;
-    // An operation's entries in the database and its outcome are there together or not at all: a
-    // replay after a crash would else find its own work in the way.
-    if (operation.then) {
-      operation.then = [this, id = promise.id, then = operation.then](Outcome& outcome) {
-        Transaction entered(data_.database());
-        then(outcome);
-        promises_.store(id, outcome);
-        entered.commit();
-      };
-    }
     runs_.add(submitted.submission.owner, std::move(operation));
   }
   submitted.responder.answer(200, promise.answer);

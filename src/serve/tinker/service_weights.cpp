@@ -98,8 +98,9 @@ void Service::save_weights_for_sampler(const Request& request, const Responder& 
                 });
   }
   const std::int64_t seq = fields.integer("sampling_session_seq_id");
-  const std::string run = fields.text("model_id");
-  const std::string session = run.substr(0, run.find(':'));
+  // A request that is run again after a crash must leave what the first run of it left.
+  if (options_.durable_steps == 0) return save_unnamed(request, responder, fields, seq);
+  const std::string session = session_of(fields.text("model_id"));
   const std::string tenant = request.caller.tenant;
   save(request, responder, fields, Checkpoint::Kind::kSampler,
        fmt::format("session-{}-{}", fields.integer("seq_id", 0), seq),
@@ -108,6 +109,38 @@ void Service::save_weights_for_sampler(const Request& request, const Responder& 
          return dump({{"type", "save_weights_for_sampler"},
                       {"sampling_session_id", add_sampler(tenant, session, seq, saved.path)}});
        });
+}
+
+void Service::save_unnamed(const Request& request, const Responder& responder, const Fields& fields,
+                           std::int64_t number) {
+  const std::string run = fields.text("model_id");
+  require_run(request, run);
+  const std::int64_t seq = fields.integer("seq_id", 0);
+  auto weights = std::make_shared<SamplerWeights>();
+  weights->name = fmt::format("{}{}/{}", kInMemory, run, number);
+  weights->version = next_version_++;
+  Operation operation;
+  operation.seq = seq > 0 ? seq : -1;
+  operation.kind = "save_sampler_weights";
+  operation.bytes = request.body.size();
+  operation.is_short = true;
+  operation.act = [weights](Backend& backend, tenants::SetId set) {
+    weights->set = backend.snapshot(set);
+    return Outcome();
+  };
+  operation.then = [this, weights, run, number, tenant = request.caller.tenant](Outcome& outcome) {
+    if (outcome.is_failed) return;
+    try {
+      const std::string session = session_of(run);
+      const std::string id = add_sampler(tenant, session, number, weights->name);
+      if (beats_.contains(session)) weights_.add_unnamed(run, id, weights);
+      outcome = Outcome::json(
+          dump({{"type", "save_weights_for_sampler"}, {"sampling_session_id", id}}));
+    } catch (const HttpError& error) {
+      outcome = Outcome::failure(error.what(), "user");
+    }
+  };
+  submit(request, responder, run, std::move(operation));
 }
 
 void Service::save_weights_external(const Request& request, const Responder& responder) {

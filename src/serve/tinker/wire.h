@@ -80,6 +80,7 @@ struct SampleResponse {
   std::optional<std::vector<float>> prompt_logprobs;  ///< NaN: none.
   std::optional<TopkLogprobs> topk_prompt_logprobs;
   std::int32_t prompt_cache_hit_tokens = 0;
+  std::optional<Tensor> target_prompt_logprobs;
 };
 std::string encode(const SampleResponse& response);
 

@@ -34,6 +34,22 @@ void put(pbf_writer& out, std::uint32_t field, const TopkLogprobs& topk) {
   });
 }
 
+void put(pbf_writer& out, std::uint32_t field, const Tensor& tensor) {
+  put_message(out, field, [&](pbf_writer& message) {
+    if (tensor.is_sparse) {
+      put_message(message, 2, [&](pbf_writer& matrix) {
+        put(matrix, 1, tensor.values);
+        put(matrix, 2, tensor.crow_indices);
+        put(matrix, 3, tensor.col_indices);
+      });
+    } else {
+      message.add_bytes(1, tensor.values);  // one of two: there even if it is empty
+    }
+    if (tensor.dtype != DType::kUnspecified) message.add_enum(3, static_cast<int>(tensor.dtype));
+    put_sizes(message, 4, tensor.shape);
+  });
+}
+
 void put(pbf_writer& out, std::uint32_t field, const BatchedTensor& tensor) {
   put_message(out, field, [&](pbf_writer& message) {
     put(message, 1, tensor.data);
@@ -79,6 +95,7 @@ std::string encode(const SampleResponse& response) {
   if (response.prompt_logprobs) out.add_bytes(2, as_bytes(*response.prompt_logprobs));
   if (response.topk_prompt_logprobs) put(out, 3, *response.topk_prompt_logprobs);
   if (response.prompt_cache_hit_tokens != 0) out.add_int32(4, response.prompt_cache_hit_tokens);
+  if (response.target_prompt_logprobs) put(out, 5, *response.target_prompt_logprobs);
   return bytes;
 }
 

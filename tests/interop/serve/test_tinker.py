@@ -2,13 +2,18 @@
 
     HEDDLE=build/cpu/src/cli/heddle python -m pytest tests/interop/serve
 """
+import json
+import os
 import signal
 import subprocess
+import sys
+import urllib.request
 import warnings
 
 import numpy
 import pytest
 import tinker
+import torch
 from tinker import types
 
 from serve.serving import HEDDLE, NAME
@@ -105,6 +110,42 @@ def test_gradients_add_up_and_weights_multiply(server):
             each.forward_backward(data, "cross_entropy").result()
         norms.append(each.optim_step(types.AdamParams(learning_rate=1e-3)).result().metrics["grad_norm:mean"])
     assert norms[0] > 0 and norms[0] == pytest.approx(norms[1], rel=1e-4)
+
+
+def test_weights_are_downloaded(server, tmp_path):
+    service = client(server)
+    run = service.create_lora_training_client(base_model=NAME, rank=4, seed=1).result()
+    external = run.save_weights_external("mine").result().path
+    told = service.create_rest_client().get_external_weights_urls(external).result()
+    files = {name: urllib.request.urlopen(url).read() for name, url in told.urls.items()}
+    assert json.loads(files["adapter_config.json"])["r"] == 4
+    # As the SDK's own command has it: of a training checkpoint, by way of a run of its own.
+    saved, fetched = run.save_state("kept").result().path, tmp_path / "fetched"
+    done = subprocess.run([sys.executable, "-m", "tinker.cli", "checkpoint", "download", saved, "--output", str(fetched)],
+                          env={**os.environ, "TINKER_BASE_URL": server.url, "TINKER_API_KEY": KEY}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [each.read_bytes() for each in fetched.rglob("adapter_model.safetensors")] == [files["adapter_model.safetensors"]]
+
+
+def test_only_the_end_of_a_prompt_is_scored(server):
+    sampler = client(server).create_sampling_client(base_model=NAME).result()
+    prompt = types.ModelInput.from_ints(TOKENS)
+    whole = sampler.compute_logprobs(prompt).result()
+    end = sampler.compute_logprobs(prompt, prompt_logprobs_last_n=3).result()
+    assert end[:-3] == [None] * (len(TOKENS) - 3) and end[-3:] == whole[-3:]
+    # Chosen tokens have the log-probabilities that the prompt's own, and the most likely ones, are told.
+    for sparse in (False, True):
+        ids = torch.full((len(TOKENS) - 1, 2), -1)
+        ids[:, 0] = torch.tensor(TOKENS[1:])
+        ids[4, 1] = TOKENS[3]
+        targets = types.TensorData.from_torch_sparse(ids, pad_value=-1) if sparse else types.TensorData.from_torch(ids)
+        told = sampler.sample(prompt, 1, types.SamplingParams(max_tokens=1), target_prompt_logprobs=targets).result()
+        found = told.target_prompt_logprobs.to_torch()
+        numpy.testing.assert_allclose(found[:, 0], whole[1:], atol=1e-5)
+        other = sampler.compute_logprobs(types.ModelInput.from_ints(TOKENS[:5] + [TOKENS[3]])).result()
+        assert abs(float(found[4, 1]) - other[-1]) < 1e-5
+    metrics = urllib.request.urlopen(server.url + "/metrics").read().decode()
+    assert 'vllm:request_success_total{finished_reason="length"' in metrics
 
 
 def test_user_errors_reach_the_user(server):

@@ -140,6 +140,20 @@ def random_topk(draw, message):
     return {"ids": ids, "logprobs": logprobs, "k": k, "length": length}
 
 
+def random_tensor(draw, message):
+    told = {"dtype": draw.randrange(5), "shape": draw.choices([0, 1, 2**40], k=draw.randrange(3)), "values": random_bytes(draw).hex()}
+    message.dtype = told["dtype"]
+    message.shape.extend(told["shape"])
+    if draw.random() < 0.5:
+        message.dense = bytes.fromhex(told["values"])
+        return told
+    told.update(crow=random_bytes(draw).hex(), col=random_bytes(draw).hex())
+    message.sparse_csr.SetInParent()
+    message.sparse_csr.values = bytes.fromhex(told["values"])
+    message.sparse_csr.crow_indices, message.sparse_csr.col_indices = bytes.fromhex(told["crow"]), bytes.fromhex(told["col"])
+    return told
+
+
 def random_sample(draw):
     message, told = pb.SampleResponse(), {"sequences": [], "cached": draw.choice([0, 1, 300])}
     message.prompt_cache_hit_tokens = told["cached"]
@@ -158,6 +172,8 @@ def random_sample(draw):
     if draw.random() < 0.5:
         message.topk_prompt_logprobs.SetInParent()
         told["topk"] = random_topk(draw, message.topk_prompt_logprobs)
+    if draw.random() < 0.5:
+        told["targets"] = random_tensor(draw, message.target_prompt_logprobs)
     return message, {"sample": told}
 
 

@@ -82,6 +82,16 @@ std::string encoded(const json& value) {
     response.prompt_logprobs = in.at("prompt_logprobs").get<std::vector<float>>();
   if (in.contains("topk")) response.topk_prompt_logprobs = topk_of(in.at("topk"));
   response.prompt_cache_hit_tokens = in.at("cached");
+  if (in.contains("targets")) {
+    const json& tensor = in.at("targets");
+    const bool is_sparse = tensor.contains("crow");
+    response.target_prompt_logprobs = {is_sparse,
+                                       unhex(tensor.at("values")),
+                                       is_sparse ? unhex(tensor.at("crow")) : "",
+                                       is_sparse ? unhex(tensor.at("col")) : "",
+                                       static_cast<DType>(tensor.at("dtype").get<int>()),
+                                       tensor.at("shape")};
+  }
   return encode(response);
 }
 
