@@ -39,7 +39,7 @@ struct ServeOptions {
 
 struct KeyOptions {
   std::string data_directory = kDataDirectory, tenant, scopes = "train,sample", key;
-  double days = 0;  ///< 0: for ever.
+  double days = 0;                             ///< 0: for ever.
   std::map<std::string, std::int64_t> limits;  ///< By the names of serve::kLimitRows.
 };
 
@@ -115,8 +115,7 @@ class InferenceApi {
     const serve::ModelFacts& facts = model.facts();
     const std::shared_ptr<const data::Tokenizer> tokenizer = data::Tokenizer::load(facts.directory);
     return {model, tokenizer, data::Renderer(*tokenizer, data::RenderOptions{}),
-            serve::openai::Models(facts.name, facts.max_context),
-            metrics};
+            serve::openai::Models(facts.name, facts.max_context), metrics};
   }
 
   serve::Registry& registry_;
@@ -195,9 +194,9 @@ int add_key(const KeyOptions& options, const Session& session) {
   serve::DataDirectory data(options.data_directory);
   std::optional<double> expires;
   if (options.days > 0) expires = serve::now_s() + options.days * 24 * 3600;
-  session.out << serve::Keys(data.database())
-                     .add(options.tenant, options.scopes, options.limits, expires)
-              << "\n";
+  session.out
+      << serve::Keys(data.database()).add(options.tenant, options.scopes, options.limits, expires)
+      << "\n";
   return 0;
 }
 

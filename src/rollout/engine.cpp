@@ -104,7 +104,8 @@ void Engine::check(const Request& request) const {
   expect(request.prompt_logprobs.value_or(0) >= 0, "prompt_logprobs",
          request.prompt_logprobs.value_or(0), "a count, or 0");
   if (!request.prompt_targets.empty()) {
-    const std::int64_t rows = std::ssize(request.prompt_targets), wanted = std::ssize(request.prompt) - 1;
+    const std::int64_t rows = std::ssize(request.prompt_targets),
+                       wanted = std::ssize(request.prompt) - 1;
     expect(request.prompt_logprobs && rows == wanted, "prompt_targets", rows,
            "with prompt_logprobs, a row for each token of the prompt but the first");
     for (const auto& row : request.prompt_targets) {

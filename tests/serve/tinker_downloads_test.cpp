@@ -11,10 +11,10 @@
 namespace heddle::serve {
 namespace {
 
-using ::testing::HasSubstr;
 using nlohmann::json;
 using testing::ApiClient;
 using testing::body_of;
+using ::testing::HasSubstr;
 using testing::Served;
 using testing::status_of;
 
@@ -30,12 +30,11 @@ class Saver {
     save("save_weights", 2);
   }
   void save(const std::string& how, int seq) {
-    EXPECT_FALSE(caller_
-                     .wait(caller_.post(how, {{"model_id", run_},
-                                              {"path", "w"},
-                                              {"seq_id", seq},
-                                              {"overwrite", true}}))
-                     .contains("error"));
+    EXPECT_FALSE(
+        caller_
+            .wait(caller_.post(
+                how, {{"model_id", run_}, {"path", "w"}, {"seq_id", seq}, {"overwrite", true}}))
+            .contains("error"));
   }
   std::string checkpoint(const std::string& id) const {
     return "training_runs/" + run_ + "/checkpoints/" + id;

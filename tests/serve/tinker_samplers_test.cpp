@@ -12,9 +12,9 @@
 namespace heddle::serve {
 namespace {
 
-using ::testing::HasSubstr;
 using nlohmann::json;
 using testing::ApiClient;
+using ::testing::HasSubstr;
 using testing::Served;
 
 using Directory = heddle::testing::TemporaryDirectory;
@@ -62,14 +62,14 @@ TEST(TinkerSamplers, WeightsWithoutANameAreSampledFromMemory) {
   Unnamed client(served);
   EXPECT_EQ(client.save(0).at("sampling_session_id"), client.sampler(0));
   EXPECT_TRUE(client.sample(0).contains("request_id"));
-  EXPECT_EQ(served.backend().calls,
-            " snapshot 1 sample of memory://" + client.run() + "/0");
+  EXPECT_EQ(served.backend().calls, " snapshot 1 sample of memory://" + client.run() + "/0");
   // It is no checkpoint, nor can it be named as one.
   EXPECT_TRUE(client.caller().get("checkpoints").at("checkpoints").empty());
   EXPECT_FALSE(client.caller().get("samplers/" + client.sampler(0)).contains("model_path"));
-  client.caller().post("create_sampling_session", {{"session_id", client.session()},
-                                                   {"sampling_session_seq_id", 9},
-                                                   {"model_path", "memory://" + client.run() + "/0"}});
+  client.caller().post("create_sampling_session",
+                       {{"session_id", client.session()},
+                        {"sampling_session_seq_id", 9},
+                        {"model_path", "memory://" + client.run() + "/0"}});
   EXPECT_EQ(client.caller().status, 404);
 }
 
@@ -85,6 +85,8 @@ TEST(TinkerSamplers, ARunKeepsTheLastWeightsWithoutANameThatWereUsed) {
   EXPECT_TRUE(client.sample(last).contains("request_id"));
   EXPECT_THAT(client.sample(1).at("detail").get<std::string>(), HasSubstr("save with a name"));
   EXPECT_EQ(client.caller().status, 404);
+  client.caller().post("unload_model", {{"model_id", client.run()}});
+  EXPECT_TRUE(client.sample(last).contains("request_id")) << "the session goes on";
   client.caller().raw("POST", "sessions/" + client.session() + "/finish", "{}");
   client.sample(last);
   EXPECT_EQ(client.caller().status, 404) << "the session has ended";

@@ -100,9 +100,10 @@ std::string content_of(const Json& state) {
   constexpr Column kCheckpoints[] = {{"path", "path"},     {"tenant", "tenant"},
                                      {"bytes", "bytes"},   {"created", "created"},
                                      {"public", "public"}, {"expires", "expires"}};
-  constexpr Column kKeys[] = {
-      {"number", "number"}, {"begins with", "begins"}, {"tenant", "tenant"},  {"scopes", "scopes"},
-      {"limits", "limits"}, {"created", "created"},    {"revoked", "revoked"}, {"expires", "expires"}};
+  constexpr Column kKeys[] = {{"number", "number"},   {"begins with", "begins"},
+                              {"tenant", "tenant"},   {"scopes", "scopes"},
+                              {"limits", "limits"},   {"created", "created"},
+                              {"revoked", "revoked"}, {"expires", "expires"}};
   const Json &model = state.at("model"), &queue = state.at("queue"), &series = state.at("series");
   const auto line = [&](const char* title, const char* name) {
     return fmt::format("<tr><th>{}</th><td>{}</td></tr>\n", title,

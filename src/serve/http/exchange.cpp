@@ -154,7 +154,7 @@ void OpenRequest::answer(int status, const std::string& body, const std::string&
 void OpenRequest::answer_file(const std::filesystem::path& file) {
   if (phase_ != Phase::kOpen) return;
   const int descriptor = open(file.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
-  struct stat found{};
+  struct stat found {};
   if (descriptor < 0 || fstat(descriptor, &found) != 0 || !S_ISREG(found.st_mode)) {
     if (descriptor >= 0) close(descriptor);
     return answer(404, "this file is gone\n", "text/plain", {});

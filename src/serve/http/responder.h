@@ -34,7 +34,8 @@ class Responder {
               Headers headers = {}) const {
     exchange_->answer(status, std::move(body), content_type, std::move(headers));
   }
-  /// 200 with the bytes of a file, which is read as the client takes them; 404 if it cannot be opened.
+  /// 200 with the bytes of a file, which is read as the client takes them; 404 if it cannot be
+  /// opened.
   void answer_file(std::filesystem::path file) const { exchange_->answer_file(std::move(file)); }
   /// Begins an answer in pieces, for example of text/event-stream.
   void start(int status, const std::string& content_type, Headers headers = {}) const {

@@ -36,8 +36,8 @@ struct Generation {
   std::vector<std::string> stop_strings;  ///< Cut from the text where the first of them begins.
   std::int64_t min_tokens = 0;            ///< No stop id is drawn before so many.
   bool ignore_eos = false;
-  std::int64_t top_logprobs = 0;                  ///< Alternatives told of each drawn token.
-  std::optional<std::int64_t> prompt_logprobs;    ///< For the prompt's tokens, with so many others.
+  std::int64_t top_logprobs = 0;                ///< Alternatives told of each drawn token.
+  std::optional<std::int64_t> prompt_logprobs;  ///< For the prompt's tokens, with so many others.
   /// See rollout::Request::prompt_targets.
   std::vector<std::vector<std::int32_t>> prompt_targets;
   bool keep_state = false;                        ///< A later prompt may go on from this one.
@@ -73,7 +73,7 @@ struct GenerationResult {
   std::vector<double> prompt_logprobs;                ///< [prompt] if asked for; the first is NaN.
   std::vector<std::vector<TokenLogprob>> prompt_top;  ///< [prompt]; the first is empty.
   std::vector<std::vector<double>> prompt_target_logprobs;
-  std::int64_t cached_tokens = 0;                     ///< Prompt tokens found in a kept state.
+  std::int64_t cached_tokens = 0;  ///< Prompt tokens found in a kept state.
 };
 
 /// Told on the model's thread, which must not be kept.

@@ -46,7 +46,8 @@ std::vector<Keys::Entry> Keys::list() const {
                  "SELECT id, tenant, prefix, scopes, created, revoked, limits, expires FROM key "
                  "ORDER BY id");
   while (rows.step()) {
-    Entry entry{rows.integer(0), rows.text(1), rows.text(2), rows.text(3), rows.real(4), {}, {}, {}};
+    Entry entry{rows.integer(0), rows.text(1), rows.text(2), rows.text(3),
+                rows.real(4),    {},           {},           {}};
     if (!rows.is_null(7)) entry.expires = rows.real(7);
     if (!rows.is_null(5)) entry.revoked = rows.real(5);
     entry.limits = nlohmann::json::parse(rows.text(6)).get<std::map<std::string, std::int64_t>>();

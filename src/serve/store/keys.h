@@ -35,8 +35,8 @@ class Keys {
   Entry revoke(const std::string& number_or_prefix);
   bool is_empty() const;
 
-  /// Who a key belongs to; nothing for one that is unknown, revoked or expired. `usual`: limits that the key
-  /// does not set.
+  /// Who a key belongs to; nothing for one that is unknown, revoked or expired. `usual`: limits
+  /// that the key does not set.
   std::optional<Caller> owner(const std::string& key, const Limits& usual = {}) const;
 
  private:

@@ -121,7 +121,8 @@ SampleRequest read_sample(const Fields& fields, const ModelFacts& facts) {
     if (!request.wants_prompt_logprobs)
       throw HttpError(400, "prompt_logprobs_last_n needs prompt_logprobs true");
     if (*last < 1 || *last >= length)
-      throw_http(400, "prompt_logprobs_last_n is {}: expected 1 to {}, one less than the prompt has",
+      throw_http(400,
+                 "prompt_logprobs_last_n is {}: expected 1 to {}, one less than the prompt has",
                  *last, length - 1);
     request.prompt_logprobs_last = last;
   }

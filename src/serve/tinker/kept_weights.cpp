@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "serve/tinker/checkpoints.h"
+
 namespace heddle::serve::tinker {
 
 KeptWeights::Weights KeptWeights::find(Recent& recent, const std::string& key) {
@@ -28,6 +30,10 @@ void KeptWeights::add_checkpoint(const std::string& folder, Weights weights) {
 KeptWeights::Weights KeptWeights::of_sampler(const std::string& run, const std::string& sampler) {
   const auto found = unnamed_.find(run);
   return found == unnamed_.end() ? nullptr : find(found->second, sampler);
+}
+
+void KeptWeights::forget_session(const std::string& session) {
+  std::erase_if(unnamed_, [&](const auto& of_run) { return session_of(of_run.first) == session; });
 }
 
 void KeptWeights::add_unnamed(const std::string& run, const std::string& sampler, Weights weights) {

@@ -30,8 +30,8 @@ class KeptWeights {
   Weights of_sampler(const std::string& run, const std::string& sampler);
   /// Those that were used longest ago go.
   void add_unnamed(const std::string& run, const std::string& sampler, Weights weights);
-  /// Frees what the run saved without a name.
-  void forget_run(const std::string& run) { unnamed_.erase(run); }
+  /// Frees what the session's runs saved without a name.
+  void forget_session(const std::string& session);
 
  private:
   /// The ones used last are in front.
@@ -40,7 +40,7 @@ class KeptWeights {
   static void add(Recent& recent, const std::string& key, Weights weights, std::size_t most);
 
   std::size_t most_;
-  Recent checkpoints_;                      ///< By folder.
+  Recent checkpoints_;                     ///< By folder.
   std::map<std::string, Recent> unnamed_;  ///< By run, then by sampler.
 };
 

@@ -68,8 +68,8 @@ class Promises {
   /// Outcome of an unfinished promise, on the disk alone.
   void store(const std::string& id, const Outcome& outcome);
   void finish(const std::string& id, const Outcome& outcome);
-  /// finish() of several, for which the host waits for the disk once. `enter`, before it, may change
-  /// outcomes; its entries in the database are there with them or not at all.
+  /// finish() of several, for which the host waits for the disk once. `enter`, before it, may
+  /// change outcomes; its entries in the database are there with them or not at all.
   void finish(const std::vector<std::pair<std::string, const Outcome*>>& finished,
               const std::function<void()>& enter);
   /// Called if the client cancels the promise before its end, which the action brings about.

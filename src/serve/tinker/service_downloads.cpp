@@ -32,10 +32,9 @@ std::string Service::download_signature(const Checkpoint& checkpoint, const std:
 }
 
 void Service::external_weights_urls(const Request& request, const Responder& responder) {
-  const Checkpoint found =
-      checkpoints_.find(fmt::format("tinker://{}/{}", request.parameters.at("run"),
-                                    request.parameters.at("id")),
-                        request.caller.tenant);
+  const Checkpoint found = checkpoints_.find(
+      fmt::format("tinker://{}/{}", request.parameters.at("run"), request.parameters.at("id")),
+      request.caller.tenant);
   if (found.kind != Checkpoint::Kind::kExternal)
     throw_http(400, "{} has no download addresses: save_weights_external makes weights that have",
                found.path);
@@ -45,9 +44,9 @@ void Service::external_weights_urls(const Request& request, const Responder& res
   for (const auto& entry : std::filesystem::directory_iterator(found.folder)) {
     const std::string file = entry.path().filename();
     if (!entry.is_regular_file() || !is_plain_name(file)) continue;
-    urls[file] = fmt::format("{}/api/v1/downloads/{}/{}/{}?expires={}&signature={}",
-                             address_of(request), found.run, found.name, file, expires,
-                             download_signature(found, file, expires));
+    urls[file] =
+        fmt::format("{}/api/v1/downloads/{}/{}/{}?expires={}&signature={}", address_of(request),
+                    found.run, found.name, file, expires, download_signature(found, file, expires));
   }
   responder.answer(200, dump({{"urls", urls}, {"expires", as_utc(until)}}));
 }

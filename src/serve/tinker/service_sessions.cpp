@@ -78,6 +78,7 @@ void Service::finish_session(const Request& request, const Responder& responder)
 
 void Service::end_session(const std::string& session, const std::string& reason) {
   beats_.erase(session);
+  weights_.forget_session(session);
   std::vector<std::pair<std::string, std::string>> runs;
   Statement rows(data_.database(), "SELECT id, tenant FROM run WHERE session = ? AND is_live = 1");
   rows.bind(session);
@@ -85,7 +86,6 @@ void Service::end_session(const std::string& session, const std::string& reason)
   for (const auto& [run, tenant] : runs) {
     runs_.close(run, reason);
     forget_run(run, tenant);
-    weights_.forget_run(run);
   }
   Statement(data_.database(), "UPDATE request SET body = x'' WHERE owner = ? AND seq >= 0")
       .bind(session + "/runs")

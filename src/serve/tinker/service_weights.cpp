@@ -134,8 +134,8 @@ void Service::save_unnamed(const Request& request, const Responder& responder, c
       const std::string session = session_of(run);
       const std::string id = add_sampler(tenant, session, number, weights->name);
       if (beats_.contains(session)) weights_.add_unnamed(run, id, weights);
-      outcome = Outcome::json(
-          dump({{"type", "save_weights_for_sampler"}, {"sampling_session_id", id}}));
+      outcome =
+          Outcome::json(dump({{"type", "save_weights_for_sampler"}, {"sampling_session_id", id}}));
     } catch (const HttpError& error) {
       outcome = Outcome::failure(error.what(), "user");
     }
