@@ -1,0 +1,79 @@
+// Vectors of bf16 that CTAs of one kernel hand to each other through global memory, without a
+// barrier: a word holds two numbers and says by itself of which round it is.
+#pragma once
+
+#include "ops/cuda/ptx.cuh"
+
+namespace heddle::step_probe {
+
+using ops::cuda::bf16;
+using ops::cuda::u32;
+
+/// Numbers are stored times 2^-64. Then the highest bit of the exponent of any number below 2^65
+/// is 0, and this bit of the word's second number is free to hold the round's lowest bit.
+constexpr u32 kRoundBit = 1u << 30;
+constexpr float kStored = 0x1p-64f, kRead = 0x1p64f;
+/// A word is of 2^20 looks at most, a few seconds: a deadlock ends the program.
+constexpr int kMostLooks = 1 << 20;
+
+__device__ __forceinline__ u32 make_word(float lo, float hi, u32 round) {
+  constexpr float kMost = 1.9921875f;  // the largest bf16 below 2
+  lo = fminf(fmaxf(lo * kStored, -kMost), kMost);
+  hi = fminf(fmaxf(hi * kStored, -kMost), kMost);
+  return ops::cuda::pack_bf16(lo, hi) | (round & 1) << 30;
+}
+__device__ __forceinline__ void store_word(u32* to, u32 word) {
+  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(word) : "memory");
+}
+__device__ __forceinline__ void load_words(uint4& v, const u32* p) {
+  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p)
+               : "memory");
+}
+__device__ __forceinline__ void load_words(uint2& v, const u32* p) {
+  asm volatile("ld.relaxed.gpu.global.v2.u32 {%0,%1}, [%2];"
+               : "=r"(v.x), "=r"(v.y)
+               : "l"(p)
+               : "memory");
+}
+__device__ __forceinline__ void load_words(u32& v, const u32* p) {
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+}
+__device__ __forceinline__ u32 differing(u32 v, u32 bit) { return (v ^ bit) & kRoundBit; }
+__device__ __forceinline__ u32 differing(const uint2& v, u32 bit) {
+  return ((v.x ^ bit) | (v.y ^ bit)) & kRoundBit;
+}
+__device__ __forceinline__ u32 differing(const uint4& v, u32 bit) {
+  return ((v.x ^ bit) | (v.y ^ bit) | (v.z ^ bit) | (v.w ^ bit)) & kRoundBit;
+}
+__device__ __forceinline__ void clear(u32& v) { v &= ~kRoundBit; }
+__device__ __forceinline__ void clear(uint2& v) { v.x &= ~kRoundBit, v.y &= ~kRoundBit; }
+__device__ __forceinline__ void clear(uint4& v) {
+  v.x &= ~kRoundBit, v.y &= ~kRoundBit, v.z &= ~kRoundBit, v.w &= ~kRoundBit;
+}
+
+/// Loads N vectors at base + offset(i) again and again until all are of the round.
+template <int N, class T, class Offset>
+__device__ __forceinline__ void await_words(T (&v)[N], const u32* base, u32 round,
+                                            const Offset& offset) {
+  const u32 bit = (round & 1) << 30;
+  int looks = 0;
+#pragma unroll
+  for (int i = 0; i < N; ++i) load_words(v[i], base + offset(i));
+  for (;;) {
+    u32 bad = 0;
+#pragma unroll
+    for (int i = 0; i < N; ++i) bad |= differing(v[i], bit);
+    if (!bad) break;
+    if (++looks > kMostLooks) __trap();
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      if (differing(v[i], bit)) load_words(v[i], base + offset(i));
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < N; ++i) clear(v[i]);
+}
+
+}  // namespace heddle::step_probe
