@@ -8,7 +8,8 @@ namespace heddle::step_probe {
 
 using namespace ops::cuda;
 
-constexpr int kPitch = 2048 + 64;  ///< Bytes between rows of a slot: 16-byte loads without conflict.
+constexpr int kPitch =
+    2048 + 64;  ///< Bytes between rows of a slot: 16-byte loads without conflict.
 constexpr int kSlotBytes = 8 * kPitch;
 constexpr int kMostSlots = 13;
 constexpr int kMostShared = 227 * 1024;  ///< Bytes of a CTA.
@@ -17,7 +18,8 @@ __device__ __forceinline__ void guarded_wait(u32 bar, u32 phase) {
   for (int looks = 0;; ++looks) {
     u32 done;
     asm volatile(
-        "{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
+        "{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, "
+        "p;}"
         : "=r"(done)
         : "r"(bar), "r"(phase)
         : "memory");
@@ -115,7 +117,8 @@ __device__ void load(const Model& m, int layers, Loader& l) {
     }
     if (cta < kWideCtas)
       l.deep(m.out + (static_cast<int64_t>(layer) * kWidth + 8 * cta) * kMixer, kMixer);
-    const bf16* gate = m.gate_up + (static_cast<int64_t>(layer) * 2 * kInner + 2 * gu.first) * kWidth;
+    const bf16* gate =
+        m.gate_up + (static_cast<int64_t>(layer) * 2 * kInner + 2 * gu.first) * kWidth;
     for (int s = 0; s < 7; ++s) {  // columns 0 to 27 are gates, 28 to 55 those of up
       const int column = 8 * s + l.lane, pair = column < 28 ? column : column - 28;
       const bool has = l.lane < 8 && pair < pairs;

@@ -8,15 +8,16 @@
 
 namespace heddle::step_probe {
 
-/// All of a step, or for timing its parts: without the weights' copies, or without waiting for input.
+/// All of a step, or for timing its parts: without the weights' copies, or without waiting for
+/// input.
 enum Mode { kWhole, kChainOnly, kStreamOnly };
 
 constexpr int kWidth = 1024, kMixer = 2048, kInputs = 8224, kInner = 3584, kVocabulary = 248320;
 constexpr int kRank = 16, kMostLayers = 24, kMostSequences = 8;
-constexpr int kCtas = 132;                ///< One a multiprocessor.
-constexpr int kWideCtas = kWidth / 8;     ///< CTAs with 8 columns of the residual, 16 of the mixer.
-constexpr int kLowWords = kRank / 2;      ///< Words of a row's partial lows by one CTA.
-constexpr int kInputAdapters = 4;         ///< q, k and v together, z, b, a.
+constexpr int kCtas = 132;             ///< One a multiprocessor.
+constexpr int kWideCtas = kWidth / 8;  ///< CTAs with 8 columns of the residual, 16 of the mixer.
+constexpr int kLowWords = kRank / 2;   ///< Words of a row's partial lows by one CTA.
+constexpr int kInputAdapters = 4;      ///< q, k and v together, z, b, a.
 
 /// Matrices [layer][columns, depth], factors A [layer][adapter][rank, depth] where each CTA makes
 /// the lows, [layer][depth, rank] where the makers of the input do, B [layer][columns, rank].

@@ -85,9 +85,8 @@ class Reference {
                       m.gate_up + l * 2 * kInner * kWidth, 2 * kInner, rows);
       if (lora)
         change(both, r.middle, kWidth, m.norm_gate_up + l * kWidth,
-               m.a_gate_up + l * 2 * kRank * kWidth, 2, false,
-               m.b_gate_up + l * 2 * kInner * kRank, 2 * kInner, rows,
-               [](int column) { return column / kInner; });
+               m.a_gate_up + l * 2 * kRank * kWidth, 2, false, m.b_gate_up + l * 2 * kInner * kRank,
+               2 * kInner, rows, [](int column) { return column / kInner; });
       scale(both, r.middle, 2 * kInner, rows);
       r.inner.assign(int64_t{rows} * kInner, 0);
       for (int i = 0; i < rows * kInner; ++i) {

@@ -43,7 +43,8 @@ constexpr int kSlotsThatFit =
 /// The multiplying warps.
 template <int kRows, bool kLora, Mode kMode, int kWarps>
 struct Multiplier {
-  static constexpr int kBlocks = 32 / kWarps;  // blocks of 32 of the depth that a warp has of a slot
+  static constexpr int kBlocks =
+      32 / kWarps;  // blocks of 32 of the depth that a warp has of a slot
   static constexpr int kThreads = kWarps * 32;
   using Sh = Shared<kRows, kWarps>;
 
@@ -85,7 +86,8 @@ struct Multiplier {
     if (g < kRows) {
       const u32* row = vector + g * words + 4 * t;
       await_words(x, row, round, [&](int i) {
-        const int slot = i / kBlocks, per = (slot + 1) * kBlocks <= N ? kBlocks : N - slot * kBlocks;
+        const int slot = i / kBlocks,
+                  per = (slot + 1) * kBlocks <= N ? kBlocks : N - slot * kBlocks;
         return slot * 512 + (warp * per + i % kBlocks) * 16;
       });
     }
@@ -183,7 +185,8 @@ struct Multiplier {
 #pragma unroll
         for (int s = 0; s < T; ++s) {
           const uint4 lo = w[2 * s][i];
-          const uint4 hi = 2 * s + 1 < S ? w[2 * s + 1 < S ? 2 * s + 1 : 0][i] : make_uint4(0, 0, 0, 0);
+          const uint4 hi =
+              2 * s + 1 < S ? w[2 * s + 1 < S ? 2 * s + 1 : 0][i] : make_uint4(0, 0, 0, 0);
           if (half == 0)
             mma(c[s], lo.x, hi.x, lo.y, hi.y, x[i].x, x[i].y);
           else
@@ -224,8 +227,8 @@ struct Multiplier {
   static constexpr int kWidePitch = 12;
   /// Products of 8 columns with a vector of 1024 kDeep, of which the lows come from `makers` CTAs.
   template <int kBlocksHere>
-  __device__ __forceinline__ void wide(const u32* vector, u32 round, const bf16* b,
-                                       const u32* lows, int makers) {
+  __device__ __forceinline__ void wide(const u32* vector, u32 round, const bf16* b, const u32* lows,
+                                       int makers) {
     constexpr int kFull = kBlocksHere / kBlocks, kLeft = kBlocksHere % kBlocks;
     uint4 w[kBlocksHere], x[kBlocksHere];
     int slots[kFull + 1];
@@ -260,16 +263,16 @@ struct Multiplier {
   __device__ __forceinline__ void partial_sums(float (&low)[4], const u32* lows, int makers,
                                                u32 round) {
     const auto add = [&](const uint2& v) {
-      low[0] += bf16_lo(v.x), low[1] += bf16_hi(v.x), low[2] += bf16_lo(v.y), low[3] += bf16_hi(v.y);
+      low[0] += bf16_lo(v.x), low[1] += bf16_hi(v.x), low[2] += bf16_lo(v.y),
+          low[3] += bf16_hi(v.y);
     };
     if constexpr (kRows == 1) {  // a CTA's lows a lane's g
       constexpr int N = (kCtas + 8 * kWarps - 1) / (8 * kWarps);
       const int first = warp + g * kWarps;
       const auto maker = [&](int i) { return first + i * 8 * kWarps; };
       uint2 v[N];
-      await_words(v, lows + 2 * t, round, [&](int i) {
-        return (maker(i) < makers ? maker(i) : first) * kLowWords;
-      });
+      await_words(v, lows + 2 * t, round,
+                  [&](int i) { return (maker(i) < makers ? maker(i) : first) * kLowWords; });
       __syncwarp();
 #pragma unroll
       for (int i = 0; i < N; ++i) {
@@ -286,9 +289,8 @@ struct Multiplier {
       const auto maker = [&](int i) { return warp + i * kWarps; };
       if (g < kRows) {
         uint2 v[N];
-        await_words(v, lows + g * kCtas * kLowWords + 2 * t, round, [&](int i) {
-          return (maker(i) < makers ? maker(i) : warp) * kLowWords;
-        });
+        await_words(v, lows + g * kCtas * kLowWords + 2 * t, round,
+                    [&](int i) { return (maker(i) < makers ? maker(i) : warp) * kLowWords; });
 #pragma unroll
         for (int i = 0; i < N; ++i) {
           if (maker(i) < makers) add(v[i]);
@@ -304,7 +306,8 @@ struct Multiplier {
     float v[16];
     const u32 words[8] = {a[0].x, a[0].y, a[0].z, a[0].w, a[1].x, a[1].y, a[1].z, a[1].w};
 #pragma unroll
-    for (int i = 0; i < 8; ++i) v[2 * i] = x * bf16_lo(words[i]), v[2 * i + 1] = x * bf16_hi(words[i]);
+    for (int i = 0; i < 8; ++i)
+      v[2 * i] = x * bf16_lo(words[i]), v[2 * i + 1] = x * bf16_hi(words[i]);
 #pragma unroll
     for (int n = 8, d = 16; n > 0; n /= 2, d /= 2) {
       const bool upper = lane & d;
@@ -323,9 +326,8 @@ struct Multiplier {
 };
 
 template <int kRows, bool kLora, Mode kMode, int kWarps>
-__device__ void Multiplier<kRows, kLora, kMode, kWarps>::run(const Model& m,
-                                                                    const Exchange& e, int layers,
-                                                                    u32 step) {
+__device__ void Multiplier<kRows, kLora, kMode, kWarps>::run(const Model& m, const Exchange& e,
+                                                             int layers, u32 step) {
   const Part in = part_of(kInputs / 2, cta), gu = part_of(kInner / 2, cta);
   const bool is_wide = cta < kWideCtas;
   const int own_row = thread / 8, own_column = thread % 8;  // of the residual
@@ -372,9 +374,8 @@ __device__ void Multiplier<kRows, kLora, kMode, kWarps>::run(const Model& m,
       for (int row = warp; row < kRows; row += kWarps) {
         u32 v[5] = {};
         if constexpr (kMode != kStreamOnly) {
-          await_words(v, e.inputs + row * kInputs / 2, round, [&](int i) {
-            return i < 4 ? i * 1024 + column / 2 : 4096 + column / 256;
-          });
+          await_words(v, e.inputs + row * kInputs / 2, round,
+                      [&](int i) { return i < 4 ? i * 1024 + column / 2 : 4096 + column / 256; });
         }
         float f[5];
 #pragma unroll

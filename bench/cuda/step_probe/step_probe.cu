@@ -1,9 +1,10 @@
 // Times one step of generation of 0.8B as one persistent kernel (step.cuh), and checks it against
 // sums in double. Every layer is one of the gated delta rule, whose mixer is a cheap stand-in.
 //   heddle_step_probe [STEPS]      the exit status is 1 if a result is wrong
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <string>
+#include <cstring>
 
 #include "reference.cuh"
 #include "step.cuh"
@@ -73,8 +74,8 @@ template <int kRows, bool kLora, Mode kMode, int kWarps>
 struct Variant {
   static void launch(const Model& m, const Exchange& e, int layers, u32 step) {
     const auto kernel = step_kernel<kRows, kLora, kMode, kWarps>;
-    constexpr int kBytes = kSlotsThatFit<kRows, kWarps> * kSlotBytes +
-                           static_cast<int>(sizeof(Shared<kRows, kWarps>));
+    constexpr int kBytes =
+        kSlotsThatFit<kRows, kWarps> * kSlotBytes + static_cast<int>(sizeof(Shared<kRows, kWarps>));
     static const bool once = [&] {
       check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
       return true;
@@ -167,8 +168,8 @@ bool measure(Reference& reference, const Model& m, const Buffers& b, int steps) 
   using V = Variant<kRows, kLora, kMode, kWarps>;
   const char* modes[] = {"whole", "chain without weights", "stream without waiting"};
   char name[200];
-  std::snprintf(name, sizeof name, "%d rows, %s, %s, %d warps", kRows,
-                kLora ? "LoRA r16" : "base", modes[kMode], kWarps);
+  std::snprintf(name, sizeof name, "%d rows, %s, %s, %d warps", kRows, kLora ? "LoRA r16" : "base",
+                modes[kMode], kWarps);
   bool right = true;
   if (kMode == kWhole) {
     right = is_right<V>(name, reference, m, b, kRows, kLora, 1);
@@ -181,24 +182,24 @@ bool measure(Reference& reference, const Model& m, const Buffers& b, int steps) 
   return right;
 }
 
+template <int kRows>
+bool measure_rows(Reference& reference, const Model& m, const Buffers& b, int steps) {
+  bool right = measure<kRows, false, kWhole, 8>(reference, m, b, steps);
+  right = measure<kRows, true, kWhole, 8>(reference, m, b, steps) && right;
+  measure<kRows, false, kChainOnly, 8>(reference, m, b, steps);
+  measure<kRows, true, kChainOnly, 8>(reference, m, b, steps);
+  measure<kRows, false, kStreamOnly, 8>(reference, m, b, steps);
+  measure<kRows, true, kStreamOnly, 8>(reference, m, b, steps);
+  right = measure<kRows, false, kWhole, 16>(reference, m, b, steps) && right;
+  return measure<kRows, true, kWhole, 16>(reference, m, b, steps) && right;
+}
+
 int run(int steps) {
   const Model m = make_model();
   const Buffers b;
   Reference reference;
-  bool right = true;
-  const auto of_rows = [&]<int kRows>() {
-    right = measure<kRows, false, kWhole, 8>(reference, m, b, steps) && right;
-    right = measure<kRows, true, kWhole, 8>(reference, m, b, steps) && right;
-    measure<kRows, false, kChainOnly, 8>(reference, m, b, steps);
-    measure<kRows, true, kChainOnly, 8>(reference, m, b, steps);
-    measure<kRows, false, kStreamOnly, 8>(reference, m, b, steps);
-    measure<kRows, true, kStreamOnly, 8>(reference, m, b, steps);
-    right = measure<kRows, false, kWhole, 16>(reference, m, b, steps) && right;
-    right = measure<kRows, true, kWhole, 16>(reference, m, b, steps) && right;
-  };
-  of_rows.template operator()<1>();
-  of_rows.template operator()<8>();
-  return right ? 0 : 1;
+  const bool right = measure_rows<1>(reference, m, b, steps);
+  return measure_rows<8>(reference, m, b, steps) && right ? 0 : 1;
 }
 
 }  // namespace
