@@ -1,4 +1,5 @@
-// The ring of slots in shared memory, and the warp that fills it with all weights of a step.
+// The shared memory of a CTA, its ring of slots, and the warp that fills it with all weights of a
+// step.
 #pragma once
 
 #include "model.h"
@@ -8,11 +9,27 @@ namespace heddle::step_probe {
 
 using namespace ops::cuda;
 
-constexpr int kPitch =
-    2048 + 64;  ///< Bytes between rows of a slot: 16-byte loads without conflict.
+/// Bytes between rows of a slot: 16-byte loads without conflict.
+constexpr int kPitch = 2048 + 64;
 constexpr int kSlotBytes = 8 * kPitch;
 constexpr int kMostSlots = 13;
 constexpr int kMostShared = 227 * 1024;  ///< Bytes of a CTA.
+
+template <int kRows>
+constexpr int kRowPitch = kRows == 1 ? 64 : 68;  // floats between rows of a warp's sums
+template <int kRows>
+constexpr int kSums = kRows == 1 ? 2 : 1;  // copies, so that one is written while one is read
+template <int kRows, int kWarps>
+struct Shared {
+  float sums[kSums<kRows>][kWarps][kRows * kRowPitch<kRows>];
+  float squares[2][kWarps][kRows];
+  u64 full[kMostSlots], empty[kMostSlots];
+};
+template <int kRows, int kWarps>
+constexpr int kSlotsThatFit =
+    (kMostShared - static_cast<int>(sizeof(Shared<kRows, kWarps>))) / kSlotBytes < kMostSlots
+        ? (kMostShared - static_cast<int>(sizeof(Shared<kRows, kWarps>))) / kSlotBytes
+        : kMostSlots;
 
 __device__ __forceinline__ void guarded_wait(u32 bar, u32 phase) {
   for (int looks = 0;; ++looks) {

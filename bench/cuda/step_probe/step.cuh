@@ -24,22 +24,6 @@
 
 namespace heddle::step_probe {
 
-template <int kRows>
-constexpr int kRowPitch = kRows == 1 ? 64 : 68;  // floats between rows of a warp's sums
-template <int kRows>
-constexpr int kSums = kRows == 1 ? 2 : 1;  // copies, so that one is written while one is read
-template <int kRows, int kWarps>
-struct Shared {
-  float sums[kSums<kRows>][kWarps][kRows * kRowPitch<kRows>];
-  float squares[2][kWarps][kRows];
-  u64 full[kMostSlots], empty[kMostSlots];
-};
-template <int kRows, int kWarps>
-constexpr int kSlotsThatFit =
-    (kMostShared - static_cast<int>(sizeof(Shared<kRows, kWarps>))) / kSlotBytes < kMostSlots
-        ? (kMostShared - static_cast<int>(sizeof(Shared<kRows, kWarps>))) / kSlotBytes
-        : kMostSlots;
-
 /// The multiplying warps.
 template <int kRows, bool kLora, Mode kMode, int kWarps>
 struct Multiplier {
@@ -67,12 +51,16 @@ struct Multiplier {
     ring.next();
     return slot;
   }
-  /// Gives the slot back once `last`, which was loaded from it last, is in its register: an arrival
-  /// can overtake loads that wait behind other warps' looks, and the next copy is not ordered with
-  /// them. The vote needs the register; no weight is a pair of such NaN.
-  __device__ __forceinline__ void release(int slot, u32 last) {
+  /// Gives the slot back once `w`, taken from it, is in registers: an arrival can overtake loads
+  /// that wait behind other warps' looks, and the next copy is not ordered with them. The vote
+  /// needs a register of each load; no weights are all such NaN.
+  template <int N>
+  __device__ __forceinline__ void release(int slot, const uint4* w) {
     if constexpr (kMode != kChainOnly) {
-      if (__ballot_sync(~0u, last == 0xffffffffu)) __nanosleep(20);
+      u32 all = w[0].w;
+#pragma unroll
+      for (int i = 1; i < N; ++i) all &= w[i].w;
+      if (__ballot_sync(~0u, all == 0xffffffffu)) __nanosleep(20);
       if (lane == 0) mbar_arrive(ring.empty + 8 * slot);
     }
   }
@@ -169,8 +157,8 @@ struct Multiplier {
     for (int s = 0, slot = 0; s < S; ++s) {
       const int before = slot;
       slot = take(w[s]);
-      if (s > 0) release(before, w[s > 0 ? s - 1 : 0][kBlocks - 1].w);
-      if (s == S - 1) release(slot, w[s][kBlocks - 1].w);
+      if (s > 0) release<kBlocks>(before, w[s > 0 ? s - 1 : 0]);
+      if (s == S - 1) release<kBlocks>(slot, w[s]);
     }
     if constexpr (kNorm) {
       rows(x, vector, kWidth / 2, round);
@@ -204,7 +192,7 @@ struct Multiplier {
           mma(low[0], lo[i].x, hi[i].x, lo[i].y, hi[i].y, x[i].x, x[i].y);
           mma(low[1], lo[i].z, hi[i].z, lo[i].w, hi[i].w, x[i].z, x[i].w);
         }
-        release(slot_lo, lo[kBlocks - 1].w), release(slot_hi, hi[kBlocks - 1].w);
+        release<kBlocks>(slot_lo, lo), release<kBlocks>(slot_hi, hi);
         const u32 b0 = transposed(pack_bf16(low[0][0] + low[1][0], low[0][1] + low[1][1]));
         const u32 b1 = transposed(pack_bf16(low[0][2] + low[1][2], low[0][3] + low[1][3]));
 #pragma unroll
@@ -240,8 +228,8 @@ struct Multiplier {
     if constexpr (kLeft > 0)
       slots[kFull] = take(reinterpret_cast<uint4(&)[kLeft]>(w[kFull * kBlocks]));
 #pragma unroll
-    for (int s = 0; s < kFull; ++s) release(slots[s], w[s * kBlocks + kBlocks - 1].w);
-    if constexpr (kLeft > 0) release(slots[kFull], w[kBlocksHere - 1].w);
+    for (int s = 0; s < kFull; ++s) release<kBlocks>(slots[s], w + s * kBlocks);
+    if constexpr (kLeft > 0) release<kLeft>(slots[kFull], w + kFull * kBlocks);
     rows(x, vector, kBlocksHere * kWarps * 16, round);
     float c[4][4] = {};
 #pragma unroll
