@@ -32,7 +32,8 @@ TEST_F(ReinforcementTest, OtherRanksGenerateWhatTheTrainerWould) {
 
 TEST_F(ReinforcementTest, MergedAdaptersDrawWhatThoseBesideTheirLayersDo) {
   const auto run = [&](const std::string& name, int ranks, Words more) {
-    const Words lora = {"train.method=lora", "model.dtype=float64", "optim.lr=1e-2"};
+    const Words lora = {"train.method=lora",        "model.dtype=float64",       "optim.lr=1e-2",
+                        "rl.reference.kl_coef=0.1", "rl.reference.sync_every=2", "sync.verify=1"};
     more.insert(more.end(), lora.begin(), lora.end());
     EXPECT_EQ(train(name, ranks, more), 0) << runs_.printed(name);
     return metrics(name);
