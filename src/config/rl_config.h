@@ -78,6 +78,9 @@ struct RlReference {
   objective::KlForm kl_form = objective::KlForm::kK3;
   bool kl_ratio_weighted = false;
   std::int64_t sync_every = 0;
+
+  /// Has weights of its own that change.
+  bool follows() const { return kl_coef > 0 && sync_every > 0; }
 };
 
 /// Optimizer of the critic, and the loss of its values; for the rest optim.* are its too.

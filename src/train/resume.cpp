@@ -41,12 +41,26 @@ void check_same_method(const config::RunConfig& before, const config::RunConfig&
 void check_same_objective(const config::RunConfig& before, const config::RunConfig& now,
                           std::int64_t step) {
   const config::Objective was = config::objective_of(before), is = config::objective_of(now);
-  if (was == is) return;
-  throw_error<ConfigError>(
-      "the checkpoint of step {} was written with train.objective={}, and this run has {}; set "
-      "train.objective={} to continue it, or start from what it has learned with `heddle export "
-      "CHECKPOINT --output DIR` and another train.output_dir",
-      step, config::to_string(was), config::to_string(is), config::to_string(was));
+  if (was != is) {
+    throw_error<ConfigError>(
+        "the checkpoint of step {} was written with train.objective={}, and this run has {}; set "
+        "train.objective={} to continue it, or start from what it has learned with `heddle export "
+        "CHECKPOINT --output DIR` and another train.output_dir",
+        step, config::to_string(was), config::to_string(is), config::to_string(was));
+  }
+  if (is != config::Objective::kPolicy) return;
+  const auto require = [step](bool had, bool has, const char* what, const std::string& setting) {
+    if (had || !has) return;
+    throw_error<ConfigError>(
+        "the checkpoint of step {} has no {}, which this run goes on with; set {} to continue it, "
+        "or another train.output_dir",
+        step, what, setting);
+  };
+  require(
+      before.rl.has_critic(), now.rl.has_critic(), "critic",
+      fmt::format("rl.algorithm.advantage={}", config::to_string(before.rl.algorithm.advantage)));
+  require(before.rl.reference.follows(), now.rl.reference.follows(),
+          "reference that follows the policy", "rl.reference.sync_every=0");
 }
 
 }  // namespace heddle::train

@@ -16,7 +16,8 @@ void check_resume(const config::RunConfig& config);
 void check_same_method(const config::RunConfig& before, const config::RunConfig& now,
                        std::int64_t step);
 
-/// Throws ConfigError where it was another train.objective that the checkpoint's run learned.
+/// Throws ConfigError where it was another train.objective that the checkpoint's run learned, and
+/// for models that are trained beside the policy since.
 void check_same_objective(const config::RunConfig& before, const config::RunConfig& now,
                           std::int64_t step);
 

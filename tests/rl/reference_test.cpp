@@ -125,6 +125,22 @@ TEST_F(AdaptiveEntropy, GoesOnFromACheckpoint) {
   EXPECT_EQ(weights("whole"), weights("parts"));
 }
 
+TEST_F(RlTest, ModelsThatACheckpointLacksAreNamed) {
+  const Words words = {"rl.reference.kl_coef=0.1"};
+  train(run("parts", words), 3);
+  const auto message = [&](Words more) {
+    more.insert(more.begin(), words.begin(), words.end());
+    return testing::message_of([&] { train(run("parts", more)); });
+  };
+  EXPECT_THAT(
+      message({"rl.reference.sync_every=2"}),
+      ::testing::HasSubstr("step 3 has no reference that follows the policy, which this run "
+                           "goes on with; set rl.reference.sync_every=0"));
+  EXPECT_THAT(message({"rl.algorithm.advantage=gae"}),
+              ::testing::HasSubstr("step 3 has no critic, which this run goes on with; set "
+                                   "rl.algorithm.advantage=grpo"));
+}
+
 TEST_F(AdaptiveEntropy, BoundsHoldItsStart) {
   const auto message = [&](Words words) { return testing::message_of([&] { run("bad", words); }); };
   EXPECT_THAT(message({"rl.algorithm.entropy_target=1", "rl.algorithm.entropy_coef=2"}),
