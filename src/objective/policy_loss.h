@@ -42,7 +42,7 @@ struct PolicyStatistics {
   double mismatch_k1 = 0, mismatch_k3 = 0, mismatch_abs = 0;
   double mismatch_squared = 0, mismatch_factor = 0;  ///< rho^2 and exp(|log rho|) of the same.
   double weight = 0, weight_squared = 0;             ///< Importance weights.
-  double weight_capped = 0;                          ///< Those at importance_cap.
+  double weight_capped = 0;                          ///< Tokens whose weight is importance_cap.
   double rejected = 0;
   // Sums over tokens of age 0, 1, and 2 or more.
   double age0_tokens = 0, age1_tokens = 0, older_tokens = 0;

@@ -28,7 +28,7 @@ class Reference {
   /// Scores of rows by a model, with its adapters or as if it had none.
   using Score = std::function<std::vector<train::RowScore>(const assembly::ModelOnRanks&,
                                                            bool with_adapters)>;
-  /// What `score` finds of the reference.
+  /// The reference's scores, found by `score`.
   std::vector<train::RowScore> scores(const Score& score);
   /// After step `step`, from 1, of the policy.
   void updated(std::int64_t step);

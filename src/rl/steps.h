@@ -81,7 +81,7 @@ class Steps : public train::StepSource {
   /// Steps given on the batch, and how many it will have had.
   std::int64_t updates_ = 0, updates_of_batch_ = 0;
   bool has_loss_ = true;           ///< The last of them has a token to learn from.
-  std::int64_t expert_width_ = 0;  ///< Of what generation chose, see Experience.
+  std::int64_t expert_width_ = 0;  ///< Choices of generation a token, see Experience.
   Batch batch_;                    ///< For the step under way, as what follows.
   std::optional<Experience> experience_;
   StepTimes times_;

@@ -72,7 +72,7 @@ struct Completion {
   /// [prompt], of the first sample and if asked for; the first is NaN: nothing precedes it.
   std::vector<double> prompt_logprobs;
   std::vector<std::vector<TokenLogprob>> prompt_top_logprobs;  ///< [prompt], the first is empty.
-  /// As Request::prompt_targets, of the first sample.
+  /// Log-probabilities of Request::prompt_targets, for the first sample.
   std::vector<std::vector<double>> prompt_target_logprobs;
 };
 

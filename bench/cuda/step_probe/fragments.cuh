@@ -1,4 +1,4 @@
-// What the multiplying warps do with registers alone.
+// Operations of the multiplying warps on registers alone.
 #pragma once
 
 #include "ops/cuda/ptx.cuh"

@@ -33,7 +33,7 @@ inline double rounded(double x) {
   return static_cast<double>(__bfloat162float(__float2bfloat16(static_cast<float>(x))));
 }
 
-/// What the step leaves in the exchange, of the last layer, and the logits.
+/// Vectors of the last layer that the step leaves in the exchange, and the logits.
 struct Results {
   std::vector<double> inputs, mixed, middle, inner, residual, logits;
 };

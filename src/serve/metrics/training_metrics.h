@@ -9,7 +9,8 @@
 
 namespace heddle::serve {
 
-/// What tenants train, and how long turns of their runs take. Calls may come from any thread.
+/// Metrics of what tenants train and of how long turns of their runs take. Calls may come from any
+/// thread.
 class TrainingMetrics {
  public:
   /// `registry` outlives it.
@@ -20,7 +21,7 @@ class TrainingMetrics {
   void trained(const std::string& tenant, std::int64_t tokens);
   void stepped(const std::string& tenant);
 
-  /// What there is now.
+  /// Counts at the moment.
   struct Now {
     std::int64_t promises = 0;  ///< Without an outcome.
     std::int64_t waiting = 0;   ///< Requests of runs that have not begun.
@@ -33,7 +34,7 @@ class TrainingMetrics {
 
   Registry& registry_;
   std::mutex mutex_;
-  std::set<std::string> tenants_;  ///< That have series of their own.
+  std::set<std::string> tenants_;  ///< Tenants with series of their own.
 };
 
 }  // namespace heddle::serve

@@ -37,7 +37,7 @@ std::vector<std::int32_t> prompt_of(const Fields& model_input);
 struct SampleRequest {
   /// Tokens whose log-probabilities in a place of the prompt are asked for.
   struct Targets {
-    Tensor layout;                                 ///< Of the answer, without its values.
+    Tensor layout;                                 ///< The answer's, without values.
     std::vector<std::vector<std::int64_t>> cells;  ///< [prompt - 1]; -1: none is asked for.
   };
   Generation generation;

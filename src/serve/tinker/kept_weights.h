@@ -28,7 +28,7 @@ class KeptWeights {
 
   /// Null for a sampler whose weights are no longer here.
   Weights of_sampler(const std::string& run, const std::string& sampler);
-  /// Those that were used longest ago go.
+  /// Weights that were used longest ago go.
   void add_unnamed(const std::string& run, const std::string& sampler, Weights weights);
   /// Frees what the session's runs saved without a name.
   void forget_session(const std::string& session);

@@ -48,7 +48,7 @@ class Service {
 
   /// Adds the routes and, with durable_steps, the runs of a server before this one.
   void serve();
-  /// What there is now, for metrics.
+  /// Counts at the moment, for metrics.
   TrainingMetrics::Now now() const {
     return {promises_.pending(), runs_.waiting(), runs_.open_runs()};
   }
