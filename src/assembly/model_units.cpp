@@ -1,5 +1,6 @@
 #include "assembly/model_units.h"
 
+#include <numeric>
 #include <utility>
 
 namespace heddle::assembly {
@@ -23,6 +24,12 @@ parallel::Acquired acquire_ends(parallel::Sharding* sharding, const models::Mode
   parallel::EndUnits ends = end_units(model);
   ends.own_before.insert(ends.own_before.end(), ends.own_behind.begin(), ends.own_behind.end());
   return {sharding, ends.own_before};
+}
+
+parallel::Acquired acquire_all(parallel::Sharding* sharding, const models::Model& model) {
+  std::vector<std::size_t> units(model.units().size());
+  std::iota(units.begin(), units.end(), std::size_t{0});
+  return {sharding, std::move(units)};
 }
 
 std::vector<parallel::BlockEntry> block_entries(models::Model& model,

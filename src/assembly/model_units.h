@@ -17,6 +17,8 @@ namespace heddle::assembly {
 parallel::EndUnits end_units(const models::Model& model);
 /// All of them for the life of the result; `sharding` may be null.
 parallel::Acquired acquire_ends(parallel::Sharding* sharding, const models::Model& model);
+/// All units of this rank: the whole of its stage is gathered.
+parallel::Acquired acquire_all(parallel::Sharding* sharding, const models::Model& model);
 
 /// The model's layers as the runner takes them, with the factors that `adapters` has for them;
 /// null: without adapters.

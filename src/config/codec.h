@@ -159,6 +159,21 @@ struct Codec<std::optional<E>> {
 };
 
 template <>
+struct Codec<std::optional<double>> {
+  static std::string type(const Range& range) { return Codec<double>::type(range) + "|none"; }
+  static std::optional<double> read(const YAML::Node& node, const Range& range) {
+    if (node.IsNull() || (node.IsScalar() && node.Scalar() == "none")) return std::nullopt;
+    try {
+      return Codec<double>::read(node, range);
+    } catch (BadValue& bad) {
+      bad.expected = "a " + type(range);
+      throw;
+    }
+  }
+  static Json write(std::optional<double> value) { return value ? Json(*value) : Json("none"); }
+};
+
+template <>
 struct Codec<std::array<double, 2>> {
   static std::string type(const Range& range) { return "[number, number]" + range.text(); }
   static std::array<double, 2> read(const YAML::Node& node, const Range& range) {

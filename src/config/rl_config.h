@@ -102,6 +102,10 @@ struct RlReward {
   std::int64_t workers = 2;
   std::string url, token;
   double timeout_s = 30;
+  std::optional<double> failed;
+  std::int64_t memory_bytes = 0, cpu_seconds = 0;
+  std::int64_t batch = 32, concurrency = 8, retries = 4;
+  double backoff_s = 0.5;
   bool shuffle = false;
 };
 

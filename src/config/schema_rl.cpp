@@ -188,6 +188,23 @@ Section reward_section() {
            {.secret = Secret::kPassword})
       .key("token", &RlReward::token, "bearer token for it", {.secret = Secret::kWhole})
       .key("timeout_s", &RlReward::timeout_s, "of one sample or request", {.range = above(0)})
+      .key("failed", &RlReward::failed,
+           "reward of a completion that the program or the server could not judge; none: its prompt "
+           "is left out")
+      .key("memory_bytes", &RlReward::memory_bytes,
+           "address space of a process of the program; 0: any", {.range = at_least(0)})
+      .key("cpu_seconds", &RlReward::cpu_seconds,
+           "processor time of a process of the program; 0: any", {.range = at_least(0)})
+      .key("batch", &RlReward::batch, "samples in a request to the server at most",
+           {.range = at_least(1)})
+      .key("concurrency", &RlReward::concurrency, "requests to the server at once",
+           {.range = at_least(1)})
+      .key("retries", &RlReward::retries,
+           "after status 429, 5xx or a broken connection the server is asked again so often",
+           {.range = at_least(0)})
+      .key("backoff_s", &RlReward::backoff_s,
+           "before the first time; doubles each time, unless the server says how long",
+           {.range = at_least(0)})
       .key("shuffle", &RlReward::shuffle,
            "permute the rewards of a step: a control, by which nothing can be learnt");
   return s;

@@ -45,7 +45,7 @@ struct Sharding::Unit {
   std::vector<RunBuffer> buffers;
   std::vector<comm::Pending> gathering;   ///< fill `gathered` of the buffers
   std::vector<comm::Pending> publishing;  ///< fill `published` of the buffers, or `shard`
-  bool is_acquired = false;
+  bool is_acquired = false, is_held = false;
 };
 
 /// Gradients that share a buffer.
@@ -238,8 +238,10 @@ void Sharding::acquire(std::size_t unit) {
 
 bool Sharding::is_acquired(std::size_t unit) const { return units_[unit].is_acquired; }
 
+void Sharding::hold(std::size_t unit, bool holds) { units_[unit].is_held = holds; }
+
 void Sharding::release(std::size_t unit) {
-  if (!units_[unit].is_acquired) return;
+  if (!units_[unit].is_acquired || units_[unit].is_held) return;
   for (const RunBuffer& buffer : units_[unit].buffers) {
     if (!buffer.over->is_gathered()) continue;
     for (nn::Parameter* parameter : buffer.parameters) parameter->release_memory();

@@ -68,6 +68,7 @@ class Sharding {
   /// Gives the unit's values their memory. Nothing to do if they have it.
   void acquire(std::size_t unit);
   bool is_acquired(std::size_t unit) const;
+  /// Lets the unit's values go, unless an Acquired holds them.
   void release(std::size_t unit);
   /// After a micro-batch's backward of the unit, the last of the step or another one: starts the
   /// sum of its gradients over the data ranks if it is time, and then has taken them.
@@ -76,6 +77,9 @@ class Sharding {
   void finish_reduction();
 
  private:
+  friend class Acquired;
+  void hold(std::size_t unit, bool holds);
+
   /// The ranks over which a kind of parameter is divided.
   struct Division {
     comm::Group shard, replica;
@@ -120,8 +124,8 @@ class Sharding {
   std::unordered_map<const nn::Parameter*, std::size_t> place_in_sums_;
 };
 
-/// Acquires units for its life; without a sharding there is nothing to do. Units that are acquired
-/// already are left to whoever did that.
+/// Acquires units for its life, in which nobody else's release() lets them go; without a sharding
+/// there is nothing to do. Units that are acquired already are left to whoever did that.
 class Acquired {
  public:
   Acquired(Sharding* sharding, std::vector<std::size_t> units) : sharding_(sharding) {
@@ -129,12 +133,16 @@ class Acquired {
     for (const std::size_t unit : units) {
       if (sharding_->is_acquired(unit)) continue;
       sharding_->acquire(unit);
+      sharding_->hold(unit, true);
       units_.push_back(unit);
     }
   }
   ~Acquired() {
     if (sharding_ == nullptr) return;
-    for (const std::size_t unit : units_) sharding_->release(unit);
+    for (const std::size_t unit : units_) {
+      sharding_->hold(unit, false);
+      sharding_->release(unit);
+    }
   }
   Acquired(const Acquired&) = delete;
   Acquired& operator=(const Acquired&) = delete;

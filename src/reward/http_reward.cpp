@@ -126,6 +126,7 @@ class HttpReward final : public Reward {
     for (std::size_t first = 0; first < samples.size(); first += size)
       waiting_.push_back(make_batch(samples, first, std::min(size, samples.size() - first)));
     while (!waiting_.empty() || !under_way_.empty()) {
+      if (options_.stop.stop_requested()) throw_error<Error>("rl.reward.url: given up");
       start_ready();
       perform();
     }
@@ -175,12 +176,13 @@ class HttpReward final : public Reward {
       if (message->msg == CURLMSG_DONE) finish(message->easy_handle, message->data.result);
     }
     if (waiting_.empty() && under_way_.empty()) return;
-    auto until = Clock::now() + std::chrono::seconds(1);
+    // Looks at `stop` so often.
+    constexpr int kNewsOnly = 200;
+    auto until = Clock::now() + std::chrono::milliseconds(kNewsOnly);
     for (const Batch& batch : waiting_) until = std::min(until, batch.not_before);
     const auto wait = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()).count();
     // A batch that is ready waits for a place: news of the others come first.
     const bool is_full = under_way_.size() >= static_cast<std::size_t>(options_.concurrency);
-    constexpr int kNewsOnly = 1000;
     curl_multi_poll(multi_, nullptr, 0,
                     is_full ? kNewsOnly : static_cast<int>(std::max<std::int64_t>(0, wait)),
                     nullptr);

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -68,6 +69,7 @@ struct ProcessOptions {
   std::int64_t memory_bytes = 0;  ///< Limit of one worker's address space; 0: none.
   std::int64_t cpu_seconds = 0;   ///< Limit of one worker's processor time; 0: none.
   std::optional<double> failed = {};  ///< Reward of what failed twice; none: an error.
+  std::stop_token stop = {};          ///< Once it is asked for, nothing is waited for any more.
 };
 
 struct HttpOptions {
@@ -79,6 +81,7 @@ struct HttpOptions {
   std::int64_t retries = 4;      ///< After 429, 5xx or a broken connection.
   double backoff_s = 0.5;        ///< Before the first retry; doubles each time.
   std::optional<double> failed = {};
+  std::stop_token stop = {};
 };
 
 /// One source of rewards: built-in verifiers, or a process, or a server.

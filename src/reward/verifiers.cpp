@@ -42,6 +42,14 @@ std::vector<std::string> verifier_names() {
   return names;
 }
 
+bool needs_truth(const std::string& name) {
+  constexpr std::array<std::string_view, 5> kComparing{"exact", "contains", "numeric", "math",
+                                                       "choice"};
+  const std::vector<std::string> tasks = task_names();
+  return std::ranges::find(kComparing, name) != kComparing.end() ||
+         std::ranges::find(tasks, name) != tasks.end();
+}
+
 std::unique_ptr<Verifier> make_verifier(const std::string& name, const Json& parameters,
                                         const std::string& where) {
   for (const VerifierEntry& entry : kVerifiers) {

@@ -26,6 +26,9 @@ class Verifier {
 /// `overlong`, `contains`.
 std::vector<std::string> verifier_names();
 
+/// The verifier compares with the row's answer: rows without one cannot be judged.
+bool needs_truth(const std::string& name);
+
 /// One of verifier_names(), or what judges one of task_names(). Throws ConfigError for a name that
 /// is not there or a parameter that it does not have; `where` (the configuration's key) begins the
 /// message.

@@ -106,6 +106,7 @@ class WorkerPool::Loop {
     waiting_.clear();
     for (std::size_t k = 0; k < items_.size(); ++k) waiting_.push_back(k);
     while (unanswered_ > 0) {
+      if (options_.stop.stop_requested()) throw_error<Error>("rl.reward.command: given up");
       hand_out();
       wait();
       for (std::size_t number = 0; number < seats_.size(); ++number) serve(number);
@@ -151,7 +152,8 @@ class WorkerPool::Loop {
 
   void wait() {
     std::vector<pollfd> polled;
-    Clock::time_point until = Clock::now() + std::chrono::seconds(1);
+    // Looks at `stop` so often.
+    Clock::time_point until = Clock::now() + std::chrono::milliseconds(200);
     for (const Seat& seat : seats_) {
       if (!seat.worker) continue;
       polled.push_back({seat.worker->output(), POLLIN, 0});

@@ -22,6 +22,11 @@ AdmissionOptions admission_options(const config::RlSection& rl) {
           .policy = rl.stale_policy};
 }
 
+/// Programs and servers are asked for verdicts so often while tokens are drawn: ranks exchange them.
+constexpr std::int64_t kPassesPerLook = 8;
+/// So many prompts in a row without a reward, or a batch of them, end the run.
+constexpr std::int64_t kMostFailures = 8;
+
 /// Epochs have an end, a number of steps takes what it needs.
 std::int64_t end_of(const config::RunConfig& config, const Prompts& prompts) {
   return config.train.max_steps > 0 ? std::numeric_limits<std::int64_t>::max()
@@ -232,19 +237,20 @@ void Generation::start(std::int64_t cursor, std::int64_t attempt) {
 
 void Generation::pass() {
   const Timed timed(news_.counts.seconds);
-  std::set<std::int64_t> ended;
-  for (rollout::Progress& progress : engine().step()) {
-    ++news_.counts.tokens;
-    if (!progress.completion) continue;
-    const std::int64_t cursor = cursor_of_.at(progress.id);
-    cursor_of_.erase(progress.id);
-    Running& running = running_.at(cursor);
-    const std::size_t place = running.requests.at(progress.id);
-    running.requests.erase(progress.id);
-    take(running, place, std::move(*progress.completion));
-    if (running.requests.empty()) ended.insert(cursor);
+  ++passes_;
+  if (!cursor_of_.empty()) {
+    for (rollout::Progress& progress : engine().step()) {
+      ++news_.counts.tokens;
+      if (!progress.completion) continue;
+      const std::int64_t cursor = cursor_of_.at(progress.id);
+      cursor_of_.erase(progress.id);
+      Running& running = running_.at(cursor);
+      const std::size_t place = running.requests.at(progress.id);
+      running.requests.erase(progress.id);
+      take(running, place, std::move(*progress.completion));
+    }
   }
-  for (const std::int64_t cursor : ended) finish(cursor);
+  take_verdicts();
 }
 
 void Generation::take(Running& running, std::size_t place, rollout::Completion completion) {
@@ -252,42 +258,60 @@ void Generation::take(Running& running, std::size_t place, rollout::Completion c
   const bool is_own = config_.rollout.temperature == 1 && !config_.rollout.has_cuts();
   const std::int64_t version = pins() ? completion.adapter_version : -1;
   add_turn(running.group.trajectories[place], std::move(completion), is_own, version);
-  running.ended.push_back(place);
+  judge_.submit(prompts_.row(running.group.row), running.group, place);
+  ++running.judged;
 }
 
-bool Generation::begin_turns(Running& running, Verdict verdict) {
-  Group& group = running.group;
-  running.ended.clear();
-  if (!verdict.error.empty()) return false;
-  for (auto& [place, text] : verdict.observations) {
-    Trajectory& trajectory = group.trajectories[place];
-    if (!add_observation(trajectory, std::move(text), *tokenizer_, config_.rollout.max_new_tokens))
-      continue;
-    std::vector<std::int32_t> tokens = prompts_.row(group.row).tokens;
-    tokens.insert(tokens.end(), trajectory.tokens.begin(), trajectory.tokens.end());
-    rollout::Request request = this->request(std::move(tokens), std::ssize(trajectory.tokens));
-    // Positions begin with 0 in each turn, so that each has a stream of its own.
-    request.sampling.seed =
-        rollout::seed_of_row(rollout::seed_of_sample(stream_of(group), place),
-                             static_cast<std::uint64_t>(std::ssize(trajectory.turns)));
-    const rollout::RequestId id = engine().submit(std::move(request));
-    running.requests[id] = place;
-    cursor_of_[id] = group.cursor;
+void Generation::take_verdicts() {
+  if (judge_.pending() == 0) return;
+  const bool is_idle = cursor_of_.empty();
+  if (!is_idle && !judge_.answers_at_once() && passes_ % kPassesPerLook != 0) return;
+  const Timed timed(news_.counts.judging_s);
+  for (Verdict& verdict : judge_.take(is_idle)) settle(std::move(verdict));
+}
+
+void Generation::settle(Verdict verdict) {
+  const auto found = running_.find(verdict.cursor);
+  // An aborted group is judged for nothing.
+  if (found == running_.end() || found->second.group.attempt != verdict.attempt) return;
+  Running& running = found->second;
+  --running.judged;
+  reward::Score& score = verdict.score;
+  if (score.error) {
+    for (const auto& [id, place] : running.requests) {
+      engine_->abort(id);
+      cursor_of_.erase(id);
+    }
+    return finish(verdict.cursor, score.error);
   }
-  return !running.requests.empty();
+  Trajectory& trajectory = running.group.trajectories[verdict.place];
+  trajectory.reward += score.reward;
+  for (const auto& [name, value] : score.parts) trajectory.parts[name] += value;
+  if (score.observation) begin_turn(running, verdict.place, *std::move(score.observation));
+  if (running.requests.empty() && running.judged == 0) finish(verdict.cursor);
 }
 
-void Generation::finish(std::int64_t cursor) {
+void Generation::begin_turn(Running& running, std::size_t place, std::string observation) {
+  Group& group = running.group;
+  Trajectory& trajectory = group.trajectories[place];
+  if (!add_observation(trajectory, std::move(observation), *tokenizer_,
+                       config_.rollout.max_new_tokens))
+    return;
+  std::vector<std::int32_t> tokens = prompts_.row(group.row).tokens;
+  tokens.insert(tokens.end(), trajectory.tokens.begin(), trajectory.tokens.end());
+  rollout::Request request = this->request(std::move(tokens), std::ssize(trajectory.tokens));
+  // Positions begin with 0 in each turn, so that each has a stream of its own.
+  request.sampling.seed =
+      rollout::seed_of_row(rollout::seed_of_sample(stream_of(group), place),
+                           static_cast<std::uint64_t>(std::ssize(trajectory.turns)));
+  const rollout::RequestId id = engine().submit(std::move(request));
+  running.requests[id] = place;
+  cursor_of_[id] = group.cursor;
+}
+
+void Generation::finish(std::int64_t cursor, const std::optional<std::string>& error) {
   GenerationCounts& counts = news_.counts;
   Running& running = running_.at(cursor);
-  std::string error;
-  {
-    const Timed timed(counts.judging_s);
-    std::ranges::sort(running.ended);
-    Verdict verdict = judge_.judge(prompts_.row(running.group.row), running.group, running.ended);
-    error = verdict.error;
-    if (begin_turns(running, std::move(verdict))) return;
-  }
   Group group = std::move(running.group);
   running_.erase(cursor);
   ++counts.groups;
@@ -300,12 +324,17 @@ void Generation::finish(std::int64_t cursor) {
                            .reason = reason,
                            .tokens = group.tokens()});
   };
-  if (!error.empty()) {
+  if (error) {
     ++counts.failed;
-    log::warning("prompt {}: no reward ({}); the group is left out", cursor, error);
+    if (++failed_in_a_row_ >= std::max(kMostFailures, config_.rl.groups_per_batch())) {
+      throw_error<Error>("rl.reward: none of the last {} prompts could be judged; the last one: {}",
+                         failed_in_a_row_, *error);
+    }
+    log::warning("prompt {}: no reward ({}); the group is left out", cursor, *error);
     reject(Rejection::kFailed);
     return;
   }
+  failed_in_a_row_ = 0;
   if (group.is_uniform()) {
     ++(group.trajectories.front().reward > 0 ? counts.all_right : counts.all_wrong);
     if (may_filter()) {

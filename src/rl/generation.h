@@ -52,7 +52,7 @@ class Generation : public GroupSource {
   struct Running {
     Group group;
     std::map<rollout::RequestId, std::size_t> requests;  ///< Under way -> its trajectory.
-    std::vector<std::size_t> ended;  ///< Trajectories whose turn waits to be judged.
+    std::int64_t judged = 0;  ///< Trajectories whose last turn is being judged.
   };
 
   rollout::Engine& engine();
@@ -64,13 +64,16 @@ class Generation : public GroupSource {
   /// One pass of the engine, and what follows from the sequences that ended.
   void pass();
   void take(Running& running, std::size_t place, rollout::Completion completion);
+  /// What has been judged meanwhile; waits a moment for it where nothing else is to be done.
+  void take_verdicts();
+  void settle(Verdict verdict);
   /// A request for the policy's next tokens after those of a prompt.
   rollout::Request request(std::vector<std::int32_t> tokens, std::int64_t drawn) const;
   std::uint64_t stream_of(const Group& group) const;
-  /// Judges the turns of a group that have all ended, and starts those that follow. False: there
-  /// are none.
-  bool begin_turns(Running& running, Verdict verdict);
-  void finish(std::int64_t cursor);
+  /// A trajectory goes on after an observation, if that leaves room for a token.
+  void begin_turn(Running& running, std::size_t place, std::string observation);
+  /// All of the group is judged, or it cannot be.
+  void finish(std::int64_t cursor, const std::optional<std::string>& error = {});
   /// A group goes back to the prompts.
   void abort(std::int64_t cursor);
   bool may_filter() const;
@@ -93,6 +96,8 @@ class Generation : public GroupSource {
   std::map<std::int64_t, std::int64_t> again_;  ///< Cursor to issue again -> its attempt.
   std::int64_t next_cursor_ = 0;
   std::int64_t generated_since_cut_ = 0;  ///< Groups, filtered ones included.
+  std::int64_t failed_in_a_row_ = 0;      ///< Groups that could not be judged, since one that was.
+  std::int64_t passes_ = 0;
   Batch news_;                            ///< Counts and fates since the last batch.
   std::chrono::steady_clock::time_point last_batch_ = std::chrono::steady_clock::now();
 };

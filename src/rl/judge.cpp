@@ -1,9 +1,13 @@
 #include "rl/judge.h"
 
+#include <chrono>
+#include <utility>
+
 #include <fmt/format.h>
 
+#include "base/errors.h"
 #include "base/json.h"
-#include "comm/agreement.h"
+#include "reward/wire.h"
 
 namespace heddle::rl {
 namespace {
@@ -21,64 +25,131 @@ reward::RewardOptions options_of(const config::RlReward& section) {
       throw_error<ConfigError>("rl.reward.parameters.{}: rl.reward.verifiers has no '{}'", name,
                                name);
   }
+  if (section.failed && !section.verifiers.empty()) {
+    throw ConfigError(
+        "rl.reward.failed: is for a program or a server (rl.reward.command, rl.reward.url); "
+        "verifiers judge every row that has what they compare with");
+  }
   options.combine = section.combine;
   options.process.command = section.command;
   options.process.workers = section.workers;
   options.process.timeout_s = options.http.timeout_s = section.timeout_s;
+  options.process.failed = options.http.failed = section.failed;
+  options.process.memory_bytes = section.memory_bytes;
+  options.process.cpu_seconds = section.cpu_seconds;
   options.http.url = section.url;
   options.http.token = section.token;
+  options.http.batch = section.batch;
+  options.http.concurrency = section.concurrency;
+  options.http.retries = section.retries;
+  options.http.backoff_s = section.backoff_s;
   return options;
+}
+
+/// The wait of one take(), after which all ranks meet again.
+constexpr std::chrono::milliseconds kWait{50};
+
+reward::Sample sample_of(const Prompt& prompt, const Group& group, std::size_t place) {
+  const Trajectory& trajectory = group.trajectories[place];
+  // The last turn's.
+  std::size_t first = trajectory.tokens.size();
+  while (first > 0 && trajectory.is_sampled(first - 1)) --first;
+  std::vector<reward::PastTurn> turns;
+  for (const Turn& turn : trajectory.turns) turns.push_back({turn.completion, turn.observation});
+  return {.id = fmt::format("{}/{}/{}", group.cursor, group.attempt, place),
+          .group = group.cursor,
+          .prompt = prompt.text,
+          .completion = trajectory.text,
+          .turns = std::move(turns),
+          .tokens = {trajectory.tokens.begin() + static_cast<std::ptrdiff_t>(first),
+                     trajectory.tokens.end()},
+          .truth = prompt.truth,
+          .meta = prompt.meta,
+          .is_truncated = trajectory.is_truncated};
+}
+
+Json to_json(const Verdict& v) {
+  return {v.cursor,
+          v.attempt,
+          v.place,
+          v.score.reward,
+          Json(v.score.parts),
+          v.score.error ? Json(*v.score.error) : Json(),
+          v.score.observation ? Json(*v.score.observation) : Json()};
+}
+
+Verdict from_json(const Json& v) {
+  Verdict verdict{v[0].get<std::int64_t>(), v[1].get<std::int64_t>(), v[2].get<std::size_t>()};
+  verdict.score.reward = v[3].get<double>();
+  verdict.score.parts = v[4].get<std::map<std::string, double>>();
+  if (!v[5].is_null()) verdict.score.error = v[5].get<std::string>();
+  if (!v[6].is_null()) verdict.score.observation = v[6].get<std::string>();
+  return verdict;
 }
 
 }  // namespace
 
-Judge::Judge(const config::RlReward& options, const comm::Group& everybody)
-    : everybody_(everybody) {
-  if (everybody_.rank() == 0) reward_ = reward::make_reward(options_of(options));
+Judge::Judge(const config::RlReward& section, const comm::Group& everybody)
+    : everybody_(everybody), answers_at_once_(!section.verifiers.empty()) {
+  if (everybody_.rank() != 0) return;
+  const reward::RewardOptions options = options_of(section);
+  if (answers_at_once_) {
+    reward_ = reward::make_reward(options);
+  } else {
+    queue_ = std::make_unique<reward::ScoreQueue>(options);
+  }
 }
 
-Verdict Judge::judge(const Prompt& prompt, Group& group, std::span<const std::size_t> places) {
-  Json scores = Json::array();
+void Judge::submit(const Prompt& prompt, const Group& group, std::size_t place) {
+  ++pending_;
+  const Verdict asked{.cursor = group.cursor, .attempt = group.attempt, .place = place};
   if (reward_) {
-    std::vector<reward::Sample> samples;
-    for (const std::size_t place : places) {
-      const Trajectory& trajectory = group.trajectories[place];
-      std::vector<std::int64_t> tokens;
-      // The last turn's.
-      std::size_t first = trajectory.tokens.size();
-      while (first > 0 && trajectory.is_sampled(first - 1)) --first;
-      tokens.assign(trajectory.tokens.begin() + static_cast<std::ptrdiff_t>(first),
-                    trajectory.tokens.end());
-      std::vector<reward::PastTurn> turns;
-      for (const Turn& turn : trajectory.turns)
-        turns.push_back({turn.completion, turn.observation});
-      samples.push_back({.id = fmt::format("{}/{}/{}", group.cursor, group.attempt, place),
-                         .group = group.cursor,
-                         .prompt = prompt.text,
-                         .completion = trajectory.text,
-                         .turns = std::move(turns),
-                         .tokens = std::move(tokens),
-                         .truth = prompt.truth,
-                         .meta = prompt.meta,
-                         .is_truncated = trajectory.is_truncated});
-    }
-    for (const reward::Score& score : reward_->score(samples)) {
-      scores.push_back({score.reward, Json(score.parts), score.error.value_or(""),
-                        score.observation ? Json(*score.observation) : Json()});
-    }
+    samples_.push_back(sample_of(prompt, group, place));
+    asked_.push_back(asked);
+  } else if (queue_) {
+    under_way_[queue_->submit(sample_of(prompt, group, place))] = asked;
   }
-  if (everybody_.size() > 1)
-    scores = json::parse(everybody_.all_gather_objects(scores.dump()).front());
-  Verdict verdict;
-  for (std::size_t i = 0; i < places.size(); ++i) {
-    Trajectory& trajectory = group.trajectories[places[i]];
-    trajectory.reward += scores[i][0].get<double>();
-    for (const auto& [name, value] : scores[i][1].items())
-      trajectory.parts[name] += value.get<double>();
-    if (verdict.error.empty()) verdict.error = scores[i][2].get<std::string>();
-    if (!scores[i][3].is_null()) verdict.observations[places[i]] = scores[i][3].get<std::string>();
+}
+
+std::vector<Verdict> Judge::scored(bool waits) {
+  if (reward_) {
+    std::vector<reward::Score> scores = reward_->score(samples_);
+    for (std::size_t i = 0; i < asked_.size(); ++i) asked_[i].score = std::move(scores[i]);
+    samples_.clear();
+    return std::exchange(asked_, {});
   }
-  return verdict;
+  std::vector<Verdict> verdicts;
+  for (reward::ScoreQueue::Scored& scored :
+       queue_->take(waits ? kWait : std::chrono::milliseconds(0))) {
+    const auto found = under_way_.find(scored.number);
+    found->second.score = std::move(scored.score);
+    verdicts.push_back(std::move(found->second));
+    under_way_.erase(found);
+  }
+  return verdicts;
+}
+
+std::vector<Verdict> Judge::take(bool waits) {
+  std::vector<Verdict> verdicts;
+  if (everybody_.size() == 1) {
+    verdicts = scored(waits);
+  } else {
+    Json answer;
+    if (everybody_.rank() == 0) {
+      try {
+        answer["verdicts"] = Json::array();
+        for (const Verdict& verdict : scored(waits)) answer["verdicts"].push_back(to_json(verdict));
+      } catch (const Error& error) {
+        answer = {{"failure", error.what()}};
+      }
+    }
+    // Completions may hold bytes that are not UTF-8; verdicts quote them.
+    answer = json::parse(everybody_.all_gather_objects(reward::wire_text(answer)).front());
+    if (answer.contains("failure")) throw_error<Error>("{}", answer["failure"].get<std::string>());
+    for (const Json& verdict : answer["verdicts"]) verdicts.push_back(from_json(verdict));
+  }
+  pending_ -= std::ssize(verdicts);
+  return verdicts;
 }
 
 }  // namespace heddle::rl

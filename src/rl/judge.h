@@ -1,36 +1,56 @@
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <memory>
-#include <span>
 #include <string>
+#include <vector>
 
 #include "comm/group.h"
 #include "config/run_config.h"
 #include "reward/reward.h"
+#include "reward/score_queue.h"
 #include "rl/group.h"
 #include "rl/prompts.h"
 
 namespace heddle::rl {
 
+/// The judgement of a trajectory's last turn.
 struct Verdict {
-  std::string error = {};  ///< Why there is no reward; else empty.
-  /// Trajectories that go on -> the text before their next turn.
-  std::map<std::size_t, std::string> observations = {};
+  std::int64_t cursor = 0, attempt = 0;  ///< Of its group.
+  std::size_t place = 0;                 ///< In the group.
+  reward::Score score = {};
 };
 
-/// The reward of a run. Rank 0 asks it; all ranks learn the answers.
+/// The reward of a run. Rank 0 asks it, and all ranks learn the answers at the same call. Verifiers
+/// answer at once; programs and servers work while the model goes on generating.
 class Judge {
  public:
+  /// Throws ConfigError.
   Judge(const config::RlReward& options, const comm::Group& everybody);
 
-  /// Adds the rewards that the last turns of these trajectories of a prompt earn. Called by all
-  /// ranks.
-  Verdict judge(const Prompt& prompt, Group& group, std::span<const std::size_t> places);
+  /// Gives the last turn of a trajectory to be judged. Called by all ranks.
+  void submit(const Prompt& prompt, const Group& group, std::size_t place);
+  /// Turns that were given and whose verdicts were not taken.
+  std::int64_t pending() const { return pending_; }
+  /// All that is pending is there with the next take().
+  bool answers_at_once() const { return answers_at_once_; }
+  /// Verdicts that have come since the last call; if `waits`, waits a moment for the first. Called
+  /// by all ranks, which get the same. Throws on all what stopped the judging.
+  std::vector<Verdict> take(bool waits);
 
  private:
+  std::vector<Verdict> scored(bool waits);
+
   comm::Group everybody_;
-  std::unique_ptr<reward::Reward> reward_;  ///< On rank 0.
+  bool answers_at_once_;
+  std::int64_t pending_ = 0;
+  /// On rank 0, one of the two.
+  std::unique_ptr<reward::Reward> reward_;
+  std::unique_ptr<reward::ScoreQueue> queue_;
+  std::vector<reward::Sample> samples_;              ///< For reward_.
+  std::vector<Verdict> asked_;                       ///< What samples_ are.
+  std::map<std::uint64_t, Verdict> under_way_;       ///< By the queue's numbers.
 };
 
 }  // namespace heddle::rl

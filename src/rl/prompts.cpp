@@ -11,6 +11,7 @@
 #include "data/readers/jsonl_reader.h"
 #include "data/readers/record_reader.h"
 #include "data/rendering/renderer.h"
+#include "reward/verifiers.h"
 
 namespace heddle::rl {
 namespace {
@@ -54,6 +55,41 @@ data::Row row_of(const Json& value, const data::RowOptions& options, bool has_te
   return row;
 }
 
+/// What rewards compare with. Throws where the run needs it and the row has none.
+Json truth_of(const Json& row, const config::RunConfig& config) {
+  const std::string& field = config.data.fields.answer;
+  Json truth = value_at(row, field);
+  if (!truth.is_null()) return truth;
+  std::string why;
+  for (const auto& [name, weight] : config.rl.reward.verifiers) {
+    if (reward::needs_truth(name)) why = "which the verifier " + name + " compares with";
+  }
+  if (why.empty() && field != config::DataFields().answer) why = "which data.fields.answer names";
+  if (why.empty()) return truth;
+  std::vector<std::string> fields;
+  for (const auto& [name, value] : row.items()) fields.push_back(name);
+  throw_error<DataError>("the row has no '{}', {}; it has {} (set data.fields.answer)", field, why,
+                         text::join(fields, ", "));
+}
+
+/// Whatever else a reward may want to know: the field of data.fields.meta, and the verifier that
+/// the row names; a row without that field gives all fields that nothing else reads.
+Json meta_of(const Json& row, const config::DataFields& fields) {
+  Json meta = value_at(row, fields.meta);
+  if (meta.is_object()) {
+    const auto verifier = row.find("verifier");
+    if (verifier != row.end() && !meta.contains("verifier")) meta["verifier"] = *verifier;
+  }
+  if (!meta.is_null()) return meta;
+  const std::string first_of_answer = fields.answer.substr(0, fields.answer.find('.'));
+  for (const auto& [name, value] : row.items()) {
+    const bool is_read = name == fields.prompt || name == fields.messages || name == fields.tools ||
+                         name == first_of_answer;
+    if (!is_read) meta[name] = value;
+  }
+  return meta;
+}
+
 }  // namespace
 
 Prompts::Prompts(const config::RunConfig& config, train::DataPart part,
@@ -83,12 +119,12 @@ Prompts::Prompts(const config::RunConfig& config, train::DataPart part,
               "rollout.max_new_tokens {}",
               prompt.tokens.size(), longest, config.data.max_length, config.rollout.max_new_tokens);
         }
+        prompt.truth = truth_of(value, config);
+        prompt.meta = meta_of(value, config.data.fields);
       } catch (const DataError& error) {
         throw_error<DataError>("{}:{}: {}", place.file, place.line, error.what());
       }
       prompt.text = tokenizer.decode(prompt.tokens, /*skip_special_tokens=*/true);
-      prompt.truth = value_at(value, config.data.fields.answer);
-      prompt.meta = value_at(value, config.data.fields.meta);
       hasher.add(line);
       rows_.push_back(std::move(prompt));
     }

@@ -1,0 +1,124 @@
+// Rewards of runs: judged while the model generates, and what happens where there are none.
+#include <fstream>
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "base/errors.h"
+#include "rl/rl_fixture.h"
+
+namespace heddle {
+namespace {
+
+using ::testing::HasSubstr;
+
+class JudgingTest : public RlTest {
+ protected:
+  /// Rows in their order, judged by the worker program.
+  config::RunConfig judged(const std::string& name, const std::vector<nlohmann::json>& rows,
+                           Words more) const {
+    std::ofstream file(dir_ / "rows.jsonl");
+    for (const nlohmann::json& row : rows) file << row << "\n";
+    Words all = {"data.train=" + (dir_ / "rows.jsonl").string(), "data.shuffle=false",
+                 "rl.groups_per_step=2", "rl.samples_per_group=4", "train.max_steps=1",
+                 "rl.reward.workers=5", "rl.reward.timeout_s=20"};
+    all.insert(all.end(), more.begin(), more.end());
+    return episodes(name, all);
+  }
+  std::string path(const char* name) const { return (dir_ / name).string(); }
+};
+
+template <class Error>
+std::string message_of(const config::RunConfig& config) {
+  std::atomic<bool> stop = false;
+  Reports reports(1000, stop);
+  try {
+    train::Trainer(config, reports, stop, nullptr, rl::subject).run();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST_F(JudgingTest, OtherPromptsAreGeneratedMeanwhile) {
+  // The completions of the first prompt are judged once one of the second is, which the engine has
+  // no room for until the first have been drawn.
+  const config::RunConfig run = judged(
+      "meanwhile",
+      {{{"prompt", "a"}, {"meta", {{"waits_for", path("made")}}}},
+       {{"prompt", "b"}, {"meta", {{"makes", path("made")}}}}},
+      {"rollout.max_sequences=4"});
+  const Reports reports = train(run);
+  ASSERT_EQ(reports.steps.size(), 1U);
+  EXPECT_EQ(reports.steps.front().metrics.at("reward_mean"), 1);
+  EXPECT_EQ(reports.steps.front().metrics.at("rejected_failed"), 0);
+}
+
+TEST_F(JudgingTest, TurnsOfAGroupDoNotWaitForEachOther) {
+  const config::RunConfig run = judged(
+      "race",
+      {{{"prompt", "a"}, {"meta", {{"race", path("a")}}}},
+       {{"prompt", "b"}, {"meta", {{"race", path("b")}}}}},
+      {"rl.reward.workers=8", "rl.groups_every=1", "rollout.stop=[e, a]"});
+  const Reports reports = train(run);
+  ASSERT_EQ(reports.steps.size(), 1U);
+  EXPECT_EQ(reports.steps.front().metrics.at("rejected_failed"), 0);
+  // Each group has one completion of two turns.
+  std::ifstream log(dir_ / "race" / "groups.jsonl");
+  std::string line;
+  ASSERT_TRUE(std::getline(log, line));
+  std::size_t turns = 0;
+  for (const auto& sample : nlohmann::json::parse(line).at("samples"))
+    turns += sample.value("turns", nlohmann::json::array()).size();
+  EXPECT_EQ(turns, 1U);
+}
+
+TEST_F(JudgingTest, RunsWhoseRewardsAllFailEnd) {
+  std::vector<nlohmann::json> rows;
+  for (int i = 0; i < 4; ++i)
+    rows.push_back({{"prompt", "say"}, {"meta", {{"fails", "the compiler is not there"}}}});
+  const std::string message = message_of<Error>(judged("fails", rows, {}));
+  EXPECT_THAT(message, HasSubstr("none of the last 8 prompts could be judged"));
+  EXPECT_THAT(message, HasSubstr("the compiler is not there"));
+  EXPECT_FALSE(std::filesystem::exists(dir_ / "fails" / "final"));
+
+  const Reports reports =
+      train(judged("failed", {{{"prompt", "a"}, {"meta", {{"turns", 1}}}},
+                              {{"prompt", "b"}, {"meta", {{"fails", "x"}}}}},
+                   {"rl.reward.failed=-0.5"}));
+  // What the program itself calls an error has the reward of a failure, too.
+  EXPECT_EQ(reports.steps.front().metrics.at("reward_mean"), 0.25);
+  EXPECT_EQ(reports.steps.front().metrics.at("rejected_failed"), 0);
+}
+
+TEST_F(JudgingTest, RowsWithoutWhatRewardsNeedAreNamed) {
+  std::ofstream(dir_ / "prompts.jsonl") << R"({"prompt": "a", "answer": "k"})" << "\n"
+                                        << R"({"prompt": "b", "solution": "k"})" << "\n";
+  std::string message = message_of<DataError>(run("no-answer"));
+  EXPECT_THAT(message, HasSubstr("prompts.jsonl:2: the row has no 'answer'"));
+  EXPECT_THAT(message, HasSubstr("verifier contains"));
+  EXPECT_THAT(message, HasSubstr("prompt, solution"));
+  message = message_of<DataError>(
+      run("no-field", {"data.fields.answer=reward_model.ground_truth", "rl.reward.verifiers={}",
+                       "rl.reward.url=http://127.0.0.1:1/"}));
+  EXPECT_THAT(message, HasSubstr("prompts.jsonl:1: the row has no 'reward_model.ground_truth'"));
+}
+
+TEST_F(JudgingTest, RewardsGetWhateverARowHas) {
+  // The worker reads the sample's meta, which are the fields that nothing else reads.
+  const Reports reports = train(judged(
+      "columns", {{{"prompt", "a"}, {"turns", 1}}, {{"prompt", "b"}, {"turns", 1}}}, {}));
+  EXPECT_EQ(reports.steps.front().metrics.at("reward_mean"), 1);
+  // A row names its verifier in a field of its own, also beside `meta`.
+  std::ofstream(dir_ / "prompts.jsonl")
+      << R"({"prompt": "a", "answer": "", "verifier": "contains", "meta": {"difficulty": 1}})" << "\n"
+      << R"({"prompt": "b", "answer": "", "verifier": "contains"})" << "\n";
+  const Reports named =
+      train(run("named", {"rl.reward.verifiers={row: 1}", "train.max_steps=1"}));
+  EXPECT_EQ(named.steps.front().metrics.at("reward_mean"), 1);
+  EXPECT_EQ(named.steps.front().metrics.at("rejected_failed"), 0);
+}
+
+}  // namespace
+}  // namespace heddle
