@@ -159,5 +159,34 @@ TEST(Sharding, WholeGradientsOfAFewUnitsAreHeldAtOnce) {
   }
 }
 
+TEST(Sharding, AcquiredUnitsStayUntilTheirHolderEnds) {
+  const auto errors = testing::run_ranks(2, [&](const std::shared_ptr<comm::World>& world) {
+    const comm::Mesh mesh({1, 1, 2, 1, 1}, world, 1);
+    Sharding sharding(mesh);
+    nn::Parameter held("held", {4, 2}), other("other", {4, 2});
+    for (nn::Parameter* parameter : {&held, &other}) {
+      parameter->place(mesh);
+      sharding.add(parameter == &held ? 0 : 1, {{parameter, at::kDouble}}, at::kCPU);
+      parameter->write_owned(at::arange(8, at::kDouble).view({4, 2}));
+    }
+    sharding.publish(/*with_frozen=*/true);
+    {
+      const Acquired all(&sharding, {0, 1});
+      // A pass goes through its units as ever.
+      sharding.acquire(0);
+      sharding.release(0);
+      EXPECT_TRUE(sharding.is_acquired(0));
+      EXPECT_EQ(held.data().sum().item<double>(), 28);
+      const Acquired again(&sharding, {0});
+    }
+    EXPECT_FALSE(sharding.is_acquired(0));
+    EXPECT_FALSE(held.has_memory());
+    sharding.acquire(1);
+    sharding.release(1);
+    EXPECT_FALSE(other.has_memory());
+  });
+  EXPECT_THAT(errors, ::testing::Each(""));
+}
+
 }  // namespace
 }  // namespace heddle::parallel
