@@ -6,10 +6,14 @@
 
 namespace heddle::nn {
 
-void clear_slot(Cache& cache, std::int64_t slot) {
+void clear_slots(Cache& cache, const std::vector<std::int64_t>& slots) {
+  at::Tensor index;
   for (LayerCache& layer : cache) {
-    if (layer.conv.defined()) layer.conv.select(0, slot).zero_();
-    if (layer.state.defined()) layer.state.select(0, slot).zero_();
+    for (at::Tensor& memory : {std::ref(layer.conv), std::ref(layer.state)}) {
+      if (!memory.defined()) continue;
+      if (!index.defined()) index = device::upload(slots, memory.device());
+      memory.index_fill_(0, index, 0);
+    }
   }
 }
 
@@ -26,10 +30,17 @@ void copy_slot(Cache& cache, std::int64_t from, const std::vector<std::int64_t>&
   }
 }
 
-void copy_page(Cache& cache, std::int32_t from, std::int32_t to) {
+void copy_pages(Cache& cache, const std::vector<std::int64_t>& from,
+                const std::vector<std::int64_t>& to) {
+  at::Tensor read, written;
   for (LayerCache& layer : cache) {
     for (at::Tensor& memory : {std::ref(layer.keys), std::ref(layer.values)}) {
-      if (memory.defined()) memory.select(0, to).copy_(memory.select(0, from));
+      if (!memory.defined()) continue;
+      if (!read.defined()) {
+        read = device::upload(from, memory.device());
+        written = device::upload(to, memory.device());
+      }
+      memory.index_copy_(0, written, memory.index_select(0, read));
     }
   }
 }

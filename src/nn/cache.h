@@ -28,11 +28,14 @@ struct LayerCache {
 /// By layer of the model; those of other pipeline stages are empty.
 using Cache = std::vector<LayerCache>;
 
-/// Makes the slot that of a new sequence, which has no token yet.
-void clear_slot(Cache& cache, std::int64_t slot);
-/// Few launches, whatever the number of slots.
+// Each takes a launch or two a layer, whatever the number of slots and pages.
+
+/// Makes the slots those of new sequences, which have no token yet.
+void clear_slots(Cache& cache, const std::vector<std::int64_t>& slots);
 void copy_slot(Cache& cache, std::int64_t from, const std::vector<std::int64_t>& to);
-void copy_page(Cache& cache, std::int32_t from, std::int32_t to);
+/// Page from[i] in page to[i]; no page is among both.
+void copy_pages(Cache& cache, const std::vector<std::int64_t>& from,
+                const std::vector<std::int64_t>& to);
 
 /// The sequences of a pass as a cache knows them.
 struct CachedSequences {

@@ -1,6 +1,7 @@
 #include "rollout/cache_pool.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/errors.h"
 
@@ -32,6 +33,11 @@ CachePool::CachePool(const models::Model& model, const Size& size) : model_(mode
 }
 
 nn::Cache& CachePool::cache() {
+  settle();
+  return memory();
+}
+
+nn::Cache& CachePool::memory() {
   if (cache_.empty())
     cache_ =
         model_.make_cache({size_.slots + size_.dummy_slots, size_.pages + 1, size_.page_tokens});
@@ -56,8 +62,15 @@ CachePool::Rank& CachePool::rank_of(const Holding& holding) {
 
 Holding CachePool::begin(std::int64_t rank) {
   Holding holding = take_slot(rank);
-  if (is_own(holding)) nn::clear_slot(cache(), holding.slot);
+  if (is_own(holding)) to_clear_.push_back(holding.slot);
   return holding;
+}
+
+void CachePool::settle() {
+  if (!to_clear_.empty()) nn::clear_slots(memory(), std::exchange(to_clear_, {}));
+  if (!copies_.empty()) {
+    nn::copy_pages(memory(), std::exchange(copied_, {}), std::exchange(copies_, {}));
+  }
 }
 
 Holding CachePool::take_slot(std::int64_t rank) {
@@ -101,7 +114,15 @@ bool CachePool::reserve(Holding& holding, std::int64_t tokens) {
     std::int32_t& page = holding.pages[p];
     if (!is_shared(page)) continue;
     const std::int32_t copy = fresh_page();
-    if (is_own(holding)) nn::copy_page(cache(), page, copy);
+    if (is_own(holding)) {
+      // Pages that were freed since their copy was promised may come again.
+      const auto is_promised = [&](std::int32_t one) {
+        return std::find(copies_.begin(), copies_.end(), one) != copies_.end();
+      };
+      if (is_promised(page) || is_promised(copy)) settle();
+      copied_.push_back(page);
+      copies_.push_back(copy);
+    }
     --rank.references[static_cast<std::size_t>(page)];
     page = copy;
   }
@@ -119,6 +140,11 @@ void CachePool::release(Holding& holding) {
   holding = {};
 }
 
-void CachePool::release_memory() { cache_.clear(); }
+void CachePool::release_memory() {
+  cache_.clear();
+  to_clear_.clear();
+  copied_.clear();
+  copies_.clear();
+}
 
 }  // namespace heddle::rollout

@@ -30,8 +30,11 @@ class CachePool {
   CachePool(const models::Model& model, const Size& size);
 
   const Size& size() const { return size_; }
-  /// Made at the first use after release_memory().
+  /// Made at the first use after release_memory(), and settled.
   nn::Cache& cache();
+  /// Clears and copies what begin() and reserve() promised: before a pass, for all its sequences
+  /// together.
+  void settle();
   std::int64_t dummy_slot() const { return size_.slots; }
   std::int32_t dummy_page() const { return static_cast<std::int32_t>(size_.pages); }
   std::int64_t free_slots(std::int64_t rank) const;
@@ -59,11 +62,14 @@ class CachePool {
   };
   Rank& rank_of(const Holding& holding);
   bool is_own(const Holding& holding) const { return holding.rank == size_.own_rank; }
+  nn::Cache& memory();
 
   const models::Model& model_;
   Size size_;
   std::vector<Rank> ranks_;
   nn::Cache cache_;
+  std::vector<std::int64_t> to_clear_;          ///< Slots.
+  std::vector<std::int64_t> copied_, copies_;   ///< Pages, and the pages that are to be like them.
 };
 
 }  // namespace heddle::rollout

@@ -212,6 +212,7 @@ std::vector<Progress> Engine::step() {
   std::vector<Part> parts = scheduler_.plan();
   last_pass_ = shape_of(parts);
   if (parts.empty()) return progress;
+  pool_.settle();
   hold_weights();
   std::vector<SampledToken> tokens;
   if (can_replay(parts)) {
