@@ -227,7 +227,8 @@ nlohmann::ordered_json run_generate_bench(const GenerateBench& bench,
   recipe.purpose = assembly::Purpose::kGenerate;
   recipe.weights = assembly::Weights::kRandomOnDevice;
   assembly::ModelOnRanks placed = assembly::place(recipe, assembly::make_context(config, nullptr));
-  const std::string obstacle = rollout::RecordedDecoding::why_not(placed);
+  const std::string obstacle =
+      rollout::RecordedDecoding::why_not(placed, config.rollout.gather_weights);
   const double ceiling = copy_rate(placed.context.device);
   nlohmann::ordered_json json;
   json["preset"] = bench.preset;

@@ -169,6 +169,11 @@ class Checker {
              "pin keeps versions of adapters alone: adapter.modules_to_save must "
              "be empty");
     }
+    if (!rl.is_disaggregated() && c_.parallel.cp > 1) {
+      fail("parallel.cp",
+           "ranks that train and generate have whole sequences: expected 1, or rl.rollout_ranks "
+           "that generate");
+    }
     if (c_.rollout.merge_adapter) {
       if (c_.train.method != Method::kLora)
         fail("rollout.merge_adapter",

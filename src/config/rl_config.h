@@ -168,6 +168,7 @@ struct RolloutSection {
   std::int64_t top_k = 0;
   std::int64_t tp = 1;
   bool merge_adapter = false;
+  bool gather_weights = true;
 
   /// Some tokens are never drawn: training knows which from the ids that were left.
   bool has_cuts() const { return top_p < 1 || min_p > 0 || top_k > 0; }

@@ -188,9 +188,10 @@ Section reward_section() {
            {.secret = Secret::kPassword})
       .key("token", &RlReward::token, "bearer token for it", {.secret = Secret::kWhole})
       .key("timeout_s", &RlReward::timeout_s, "of one sample or request", {.range = above(0)})
-      .key("failed", &RlReward::failed,
-           "reward of a completion that the program or the server could not judge; none: its prompt "
-           "is left out")
+      .key(
+          "failed", &RlReward::failed,
+          "reward of a completion that the program or the server could not judge; none: its prompt "
+          "is left out")
       .key("memory_bytes", &RlReward::memory_bytes,
            "address space of a process of the program; 0: any", {.range = at_least(0)})
       .key("cpu_seconds", &RlReward::cpu_seconds,
@@ -259,7 +260,11 @@ Section rollout_section() {
           "merge_adapter", &RolloutSection::merge_adapter,
           "train.method lora: generate with the adapter added to its matrices, as fast as the base "
           "model; needs the memory of a second copy of them, and rounds the sums to their dtype",
-          {.aliases = {"merge_lora"}});
+          {.aliases = {"merge_lora"}})
+      .key("gather_weights", &RolloutSection::gather_weights,
+           "with parallel.fsdp: ranks gather the whole weights before they generate and let go of "
+           "them after it, so that tokens wait for no other rank; needs their memory meanwhile. "
+           "false: each layer is gathered for each token");
   return s;
 }
 

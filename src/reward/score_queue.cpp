@@ -9,7 +9,8 @@ ScoreQueue::ScoreQueue(const RewardOptions& options) {
   RewardOptions one = options;
   const bool is_server = !options.http.url.empty();
   const std::int64_t threads = is_server ? options.http.concurrency : options.process.workers;
-  at_once_ = is_server ? static_cast<std::size_t>(std::max<std::int64_t>(1, options.http.batch)) : 1;
+  at_once_ =
+      is_server ? static_cast<std::size_t>(std::max<std::int64_t>(1, options.http.batch)) : 1;
   one.process.workers = std::min<std::int64_t>(1, options.process.workers);
   one.http.concurrency = std::min<std::int64_t>(1, options.http.concurrency);
   one.process.stop = one.http.stop = given_up_.get_token();
@@ -18,8 +19,7 @@ ScoreQueue::ScoreQueue(const RewardOptions& options) {
     rewards_.push_back(make_reward(one));
   } while (std::ssize(rewards_) < threads);
   for (const auto& reward : rewards_) {
-    threads_.emplace_back(
-        [this, &reward](const std::stop_token& stop) { work(*reward, stop); });
+    threads_.emplace_back([this, &reward](const std::stop_token& stop) { work(*reward, stop); });
   }
 }
 

@@ -22,7 +22,8 @@ AdmissionOptions admission_options(const config::RlSection& rl) {
           .policy = rl.stale_policy};
 }
 
-/// Programs and servers are asked for verdicts so often while tokens are drawn: ranks exchange them.
+/// Programs and servers are asked for verdicts so often while tokens are drawn: ranks exchange
+/// them.
 constexpr std::int64_t kPassesPerLook = 8;
 /// So many prompts in a row without a reward, or a batch of them, end the run.
 constexpr std::int64_t kMostFailures = 8;
@@ -60,7 +61,8 @@ rollout::Engine& Generation::engine() {
         rollout::EngineOptions{.max_sequences = config_.rollout.max_sequences,
                                .prefill_tokens = config_.rollout.prefill_tokens,
                                .capacity = config_.data.max_length,
-                               .merge_adapter = config_.rollout.merge_adapter});
+                               .merge_adapter = config_.rollout.merge_adapter,
+                               .gather_weights = config_.rollout.gather_weights});
     engine_->weights_changed(version());
     if (pins()) {
       // Sequences may have each of the versions that the bound admits, and one more is written.

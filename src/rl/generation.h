@@ -98,7 +98,7 @@ class Generation : public GroupSource {
   std::int64_t generated_since_cut_ = 0;  ///< Groups, filtered ones included.
   std::int64_t failed_in_a_row_ = 0;      ///< Groups that could not be judged, since one that was.
   std::int64_t passes_ = 0;
-  Batch news_;                            ///< Counts and fates since the last batch.
+  Batch news_;  ///< Counts and fates since the last batch.
   std::chrono::steady_clock::time_point last_batch_ = std::chrono::steady_clock::now();
 };
 

@@ -48,9 +48,9 @@ class Judge {
   /// On rank 0, one of the two.
   std::unique_ptr<reward::Reward> reward_;
   std::unique_ptr<reward::ScoreQueue> queue_;
-  std::vector<reward::Sample> samples_;              ///< For reward_.
-  std::vector<Verdict> asked_;                       ///< What samples_ are.
-  std::map<std::uint64_t, Verdict> under_way_;       ///< By the queue's numbers.
+  std::vector<reward::Sample> samples_;         ///< For reward_.
+  std::vector<Verdict> asked_;                  ///< What samples_ are.
+  std::map<std::uint64_t, Verdict> under_way_;  ///< By the queue's numbers.
 };
 
 }  // namespace heddle::rl

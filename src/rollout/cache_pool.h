@@ -68,8 +68,8 @@ class CachePool {
   Size size_;
   std::vector<Rank> ranks_;
   nn::Cache cache_;
-  std::vector<std::int64_t> to_clear_;          ///< Slots.
-  std::vector<std::int64_t> copied_, copies_;   ///< Pages, and the pages that are to be like them.
+  std::vector<std::int64_t> to_clear_;         ///< Slots.
+  std::vector<std::int64_t> copied_, copies_;  ///< Pages, and the pages that are to be like them.
 };
 
 }  // namespace heddle::rollout

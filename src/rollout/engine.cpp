@@ -73,7 +73,7 @@ Engine::Engine(assembly::ModelOnRanks& placed, std::shared_ptr<const data::Token
   const std::shared_ptr<const nn::AdapterSet> own(merged_ ? nullptr : placed.adapters.get(),
                                                   [](const auto*) {});
   adapter_ = std::make_shared<const Adapter>(Adapter{"", 0, own});
-  if (options.record_steps && RecordedDecoding::why_not(placed).empty())
+  if (options.record_steps && RecordedDecoding::why_not(placed, options.gather_weights).empty())
     recorded_ = std::make_unique<RecordedDecoding>(placed_, pool_, options.capacity);
 }
 
@@ -259,20 +259,20 @@ void Engine::weights_changed(std::int64_t version, LiveSequences live) {
   // Graphs know where the matrices lie between passes.
   release_weights();
   if (merged_) merged_->factors_changed();
-  if (recorded_) recorded_->forget_if_moved();
 }
 
 void Engine::hold_weights() {
+  if (held_) return;
+  const auto gather = options_.gather_weights ? assembly::acquire_all : assembly::acquire_ends;
   // make_unique would move, which Acquired does not allow; here the result is built in place.
-  if (!ends_) {
-    ends_.reset(
-        new parallel::Acquired(assembly::acquire_ends(placed_.sharding.get(), *placed_.model)));
-  }
+  held_.reset(new parallel::Acquired(gather(placed_.sharding.get(), *placed_.model)));
   if (merged_) merged_->put_in();
+  // Graphs know where the matrices lie while they are held.
+  if (recorded_) recorded_->forget_if_moved();
 }
 
 void Engine::release_weights() {
-  ends_.reset();
+  held_.reset();
   if (merged_) merged_->take_out();
 }
 

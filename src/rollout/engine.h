@@ -25,6 +25,9 @@ struct EngineOptions {
   /// The model's own adapters are added to its matrices (MergedAdapter) for as long as the engine
   /// holds its weights: from a step to release_weights().
   bool merge_adapter = false;
+  /// Ranks that divide the weights (fsdp) gather all of them for as long as the engine holds them,
+  /// in place of each layer for each pass.
+  bool gather_weights = false;
   std::int64_t page_tokens = 32;  ///< Tokens of a page of keys and values.
   /// Pages of each data rank; 0: enough for max_sequences of full capacity. With fewer, a sequence
   /// may be interrupted and go on later.
@@ -141,8 +144,9 @@ class Engine {
   assembly::ModelOnRanks& placed_;
   std::shared_ptr<const data::Tokenizer> tokenizer_;
   EngineOptions options_;
-  /// Embedding and head, which every pass reads; null between release_weights() and a step.
-  std::unique_ptr<parallel::Acquired> ends_;
+  /// Embedding and head, which every pass reads, or all that ranks divide; null between
+  /// release_weights() and a step.
+  std::unique_ptr<parallel::Acquired> held_;
   std::unique_ptr<MergedAdapter> merged_;  ///< Null: adapters stay beside their layers.
   std::shared_ptr<const Adapter> adapter_;
   CachePool pool_;

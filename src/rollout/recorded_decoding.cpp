@@ -53,11 +53,13 @@ std::int64_t length_bucket(std::int64_t longest, std::int64_t capacity) {
 
 }  // namespace
 
-std::string RecordedDecoding::why_not(const assembly::ModelOnRanks& placed) {
+std::string RecordedDecoding::why_not(const assembly::ModelOnRanks& placed, bool gathers) {
   if (!placed.context.device.is_cuda()) return "only CUDA devices record them";
   const comm::Mesh& mesh = placed.context.mesh;
   // Replicas have whole weights each, and a pass of theirs needs nothing of another rank.
-  if (mesh.world_size() > mesh.size(comm::Dim::kDp)) return "the model is divided over ranks";
+  const std::int64_t replicas =
+      mesh.size(comm::Dim::kDp) * (gathers ? mesh.size(comm::Dim::kFsdp) : 1);
+  if (mesh.world_size() > replicas) return "the model is divided over ranks";
   for (const ops::KernelTable::Choice& choice : placed.model->kernels().choices()) {
     // Reference kernels of these wait for the device.
     if (choice.is_reference && (choice.op.ends_with("_decode") || choice.op == "sample_tokens" ||

@@ -31,8 +31,9 @@ class RecordedDecoding {
     std::shared_ptr<const nn::AdapterSet> set;  ///< Null: the base model.
   };
 
-  /// Why the model's steps are queued launch by launch; empty: they can be recorded.
-  static std::string why_not(const assembly::ModelOnRanks& placed);
+  /// Why the model's steps are queued launch by launch; empty: they can be recorded. With
+  /// `gathers` a rank has whole weights while it generates, see EngineOptions::gather_weights.
+  static std::string why_not(const assembly::ModelOnRanks& placed, bool gathers);
 
   /// `placed` and `pool` outlive it.
   RecordedDecoding(assembly::ModelOnRanks& placed, CachePool& pool, std::int64_t capacity);

@@ -1,6 +1,6 @@
 // A worker as a user might write one, with every fault on request: the completion says what to do.
-#include <sys/mman.h>
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <chrono>

@@ -20,9 +20,13 @@ class JudgingTest : public RlTest {
                            Words more) const {
     std::ofstream file(dir_ / "rows.jsonl");
     for (const nlohmann::json& row : rows) file << row << "\n";
-    Words all = {"data.train=" + (dir_ / "rows.jsonl").string(), "data.shuffle=false",
-                 "rl.groups_per_step=2", "rl.samples_per_group=4", "train.max_steps=1",
-                 "rl.reward.workers=5", "rl.reward.timeout_s=20"};
+    Words all = {"data.train=" + (dir_ / "rows.jsonl").string(),
+                 "data.shuffle=false",
+                 "rl.groups_per_step=2",
+                 "rl.samples_per_group=4",
+                 "train.max_steps=1",
+                 "rl.reward.workers=5",
+                 "rl.reward.timeout_s=20"};
     all.insert(all.end(), more.begin(), more.end());
     return episodes(name, all);
   }
@@ -44,11 +48,10 @@ std::string message_of(const config::RunConfig& config) {
 TEST_F(JudgingTest, OtherPromptsAreGeneratedMeanwhile) {
   // The completions of the first prompt are judged once one of the second is, which the engine has
   // no room for until the first have been drawn.
-  const config::RunConfig run = judged(
-      "meanwhile",
-      {{{"prompt", "a"}, {"meta", {{"waits_for", path("made")}}}},
-       {{"prompt", "b"}, {"meta", {{"makes", path("made")}}}}},
-      {"rollout.max_sequences=4"});
+  const config::RunConfig run = judged("meanwhile",
+                                       {{{"prompt", "a"}, {"meta", {{"waits_for", path("made")}}}},
+                                        {{"prompt", "b"}, {"meta", {{"makes", path("made")}}}}},
+                                       {"rollout.max_sequences=4"});
   const Reports reports = train(run);
   ASSERT_EQ(reports.steps.size(), 1U);
   EXPECT_EQ(reports.steps.front().metrics.at("reward_mean"), 1);
@@ -56,11 +59,11 @@ TEST_F(JudgingTest, OtherPromptsAreGeneratedMeanwhile) {
 }
 
 TEST_F(JudgingTest, TurnsOfAGroupDoNotWaitForEachOther) {
-  const config::RunConfig run = judged(
-      "race",
-      {{{"prompt", "a"}, {"meta", {{"race", path("a")}}}},
-       {{"prompt", "b"}, {"meta", {{"race", path("b")}}}}},
-      {"rl.reward.workers=8", "rl.groups_every=1", "rollout.stop=[e, a]"});
+  const config::RunConfig run =
+      judged("race",
+             {{{"prompt", "a"}, {"meta", {{"race", path("a")}}}},
+              {{"prompt", "b"}, {"meta", {{"race", path("b")}}}}},
+             {"rl.reward.workers=8", "rl.groups_every=1", "rollout.stop=[e, a]"});
   const Reports reports = train(run);
   ASSERT_EQ(reports.steps.size(), 1U);
   EXPECT_EQ(reports.steps.front().metrics.at("rejected_failed"), 0);
@@ -83,18 +86,20 @@ TEST_F(JudgingTest, RunsWhoseRewardsAllFailEnd) {
   EXPECT_THAT(message, HasSubstr("the compiler is not there"));
   EXPECT_FALSE(std::filesystem::exists(dir_ / "fails" / "final"));
 
-  const Reports reports =
-      train(judged("failed", {{{"prompt", "a"}, {"meta", {{"turns", 1}}}},
-                              {{"prompt", "b"}, {"meta", {{"fails", "x"}}}}},
-                   {"rl.reward.failed=-0.5"}));
+  const Reports reports = train(judged(
+      "failed",
+      {{{"prompt", "a"}, {"meta", {{"turns", 1}}}}, {{"prompt", "b"}, {"meta", {{"fails", "x"}}}}},
+      {"rl.reward.failed=-0.5"}));
   // What the program itself calls an error has the reward of a failure, too.
   EXPECT_EQ(reports.steps.front().metrics.at("reward_mean"), 0.25);
   EXPECT_EQ(reports.steps.front().metrics.at("rejected_failed"), 0);
 }
 
 TEST_F(JudgingTest, RowsWithoutWhatRewardsNeedAreNamed) {
-  std::ofstream(dir_ / "prompts.jsonl") << R"({"prompt": "a", "answer": "k"})" << "\n"
-                                        << R"({"prompt": "b", "solution": "k"})" << "\n";
+  std::ofstream(dir_ / "prompts.jsonl") << R"({"prompt": "a", "answer": "k"})"
+                                        << "\n"
+                                        << R"({"prompt": "b", "solution": "k"})"
+                                        << "\n";
   std::string message = message_of<DataError>(run("no-answer"));
   EXPECT_THAT(message, HasSubstr("prompts.jsonl:2: the row has no 'answer'"));
   EXPECT_THAT(message, HasSubstr("verifier contains"));
@@ -107,15 +112,16 @@ TEST_F(JudgingTest, RowsWithoutWhatRewardsNeedAreNamed) {
 
 TEST_F(JudgingTest, RewardsGetWhateverARowHas) {
   // The worker reads the sample's meta, which are the fields that nothing else reads.
-  const Reports reports = train(judged(
-      "columns", {{{"prompt", "a"}, {"turns", 1}}, {{"prompt", "b"}, {"turns", 1}}}, {}));
+  const Reports reports = train(
+      judged("columns", {{{"prompt", "a"}, {"turns", 1}}, {{"prompt", "b"}, {"turns", 1}}}, {}));
   EXPECT_EQ(reports.steps.front().metrics.at("reward_mean"), 1);
   // A row names its verifier in a field of its own, also beside `meta`.
   std::ofstream(dir_ / "prompts.jsonl")
-      << R"({"prompt": "a", "answer": "", "verifier": "contains", "meta": {"difficulty": 1}})" << "\n"
-      << R"({"prompt": "b", "answer": "", "verifier": "contains"})" << "\n";
-  const Reports named =
-      train(run("named", {"rl.reward.verifiers={row: 1}", "train.max_steps=1"}));
+      << R"({"prompt": "a", "answer": "", "verifier": "contains", "meta": {"difficulty": 1}})"
+      << "\n"
+      << R"({"prompt": "b", "answer": "", "verifier": "contains"})"
+      << "\n";
+  const Reports named = train(run("named", {"rl.reward.verifiers={row: 1}", "train.max_steps=1"}));
   EXPECT_EQ(named.steps.front().metrics.at("reward_mean"), 1);
   EXPECT_EQ(named.steps.front().metrics.at("rejected_failed"), 0);
 }
