@@ -73,15 +73,18 @@ TEST_F(ReinforcementTest, RolloutsGetTheWeightsAfterTheLastStepOfABatch) {
     return metrics(name);
   };
   const auto one = run("one", 0, {}), apart = run("apart", 2, {"rl.rollout_ranks=1"}),
-             divided = run("divided", 2, {"parallel.fsdp=2"});
+             divided = run("divided", 2, {"parallel.fsdp=2"}),
+             by_layer = run("by-layer", 2, {"parallel.fsdp=2", "rollout.gather_weights=false"});
   EXPECT_EQ(weights("one"), weights("apart"));
   ASSERT_EQ(one.size(), 8u);
   ASSERT_EQ(apart.size(), 8u);
   ASSERT_EQ(divided.size(), 8u);
+  ASSERT_EQ(by_layer.size(), 8u);
   for (std::size_t i = 0; i < 8; ++i) {
     EXPECT_EQ(apart[i].at("version"), i / 4) << i;
     EXPECT_EQ(apart[i].contains("wait_s"), i % 4 == 0) << i;
-    EXPECT_NEAR(divided[i].at("loss").get<double>(), one[i].at("loss").get<double>(), 1e-9) << i;
+    for (const auto& run : {divided, by_layer})
+      EXPECT_NEAR(run[i].at("loss").get<double>(), one[i].at("loss").get<double>(), 1e-9) << i;
   }
   // The anchor of old tokens is found once, on all ranks of the trainer.
   const auto stale = run("stale", 3,
@@ -89,6 +92,38 @@ TEST_F(ReinforcementTest, RolloutsGetTheWeightsAfterTheLastStepOfABatch) {
                           "rl.mode=async", "rl.old_logprobs=recompute"});
   for (std::size_t i = 0; i < stale.size(); ++i)
     EXPECT_EQ(std::abs(stale[i].at("ratio_max").get<double>() - 1) < 1e-6, i % 4 == 0) << i;
+}
+
+TEST_F(ReinforcementTest, ProgramsJudgeForAllRanksWhileTheseGenerate) {
+  // Rewards are the lengths of completions.
+  const auto losses = [&](const std::string& name, int ranks, Words more) {
+    Words all = {"rl.reward.verifiers={}", "model.dtype=float64", "train.max_steps=3",
+                 "rl.reward.command=[" + testing::built_path("tests/reward/heddle_reward_worker") +
+                     "]"};
+    all.insert(all.end(), more.begin(), more.end());
+    EXPECT_EQ(train(name, ranks, all), 0) << runs_.printed(name);
+    std::vector<double> found;
+    for (const auto& row : metrics(name)) {
+      EXPECT_EQ(row.at("rejected_failed"), 0) << name;
+      EXPECT_GT(row.at("reward_mean"), 0) << name;
+      found.push_back(row.at("loss").get<double>());
+    }
+    return found;
+  };
+  const std::vector<double> one = losses("one", 0, {});
+  ASSERT_EQ(one.size(), 3u);
+  const struct {
+    const char* name;
+    int ranks;
+    Words settings;
+  } layouts[] = {{"replicas", 2, {"parallel.dp=2"}},
+                 {"tensor", 2, {"parallel.tp=2"}},
+                 {"apart", 2, {"rl.rollout_ranks=1"}}};
+  for (const auto& [name, ranks, settings] : layouts) {
+    EXPECT_THAT(losses(name, ranks, settings),
+                ::testing::Pointwise(::testing::DoubleNear(1e-9), one))
+        << name;
+  }
 }
 
 TEST_F(ReinforcementTest, StalenessIsBoundedInEveryLayout) {
