@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "dist/reinforcement_run.h"
+#include "testing/paths.h"
 
 namespace heddle {
 namespace {
