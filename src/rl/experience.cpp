@@ -186,14 +186,26 @@ void Experience::correct(const objective::PolicyOptions& options) {
   if (sum > 1e-8 * count) mean_weight_ = sum / count;
 }
 
-std::int64_t Experience::dropped_tokens(std::int64_t part) const {
+std::int64_t Experience::sum_of_rows(std::int64_t part,
+                                     const std::function<std::int64_t(std::size_t)>& of) const {
   const auto [first, last] = groups_of(part);
   std::int64_t sum = 0;
-  for (std::size_t i = 0; i < dropped_.size(); ++i) {
+  for (std::size_t i = 0; i < rows_.size(); ++i) {
     const auto group = static_cast<std::int64_t>(rows_[i].group);
-    if (group >= first && group < last) sum += dropped_[i];
+    if (group >= first && group < last) sum += of(i);
   }
   return sum;
+}
+
+std::int64_t Experience::dropped_tokens(std::int64_t part) const {
+  return dropped_.empty() ? 0 : sum_of_rows(part, [&](std::size_t i) { return dropped_[i]; });
+}
+
+std::int64_t Experience::unread_tokens(std::int64_t part) const {
+  if (expert_width_ == 0) return 0;
+  return sum_of_rows(part, [&](std::size_t i) {
+    return length(i) - std::ssize(rows_[i].trajectory->experts) / expert_width_;
+  });
 }
 
 std::vector<std::vector<double>> Experience::token_rewards() const {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -41,6 +42,8 @@ class Experience {
   double mean_weight() const { return mean_weight_; }
   /// Tokens of the rows of a part that correct() left out.
   std::int64_t dropped_tokens(std::int64_t part) const;
+  /// Tokens of the rows of a part whose experts generation did not tell.
+  std::int64_t unread_tokens(std::int64_t part) const;
   /// [rows][tokens] values by the critic at each token with a label, of what follows it; advantage
   /// gae needs them.
   void set_values(std::vector<std::vector<double>> values) { values_ = std::move(values); }
@@ -74,6 +77,11 @@ class Experience {
     std::size_t group;
     std::int64_t prompt;  ///< Its tokens.
   };
+  /// Sum over the rows of a part.
+  std::int64_t sum_of_rows(std::int64_t part,
+                           const std::function<std::int64_t(std::size_t)>& of) const;
+  bool has_experts() const { return expert_width_ > 0 || !experts_.empty(); }
+  at::Tensor experts_of(std::size_t row) const;
   void require_experts(const Group& group, std::int64_t prompt) const;
   /// Experts of the rows of a micro-batch, see data::Batch.
   at::Tensor experts_of(const std::vector<std::size_t>& rows) const;

@@ -71,8 +71,10 @@ class Generation : public GroupSource {
   /// are none.
   bool begin_turns(Running& running, Verdict verdict);
   void finish(std::int64_t cursor);
-  /// A group goes back to the prompts.
-  void abort(std::int64_t cursor);
+  /// A running group goes back to the prompts. Returns how many tokens were drawn for it.
+  std::int64_t abort(std::int64_t cursor);
+  /// Counts a group that is too old, for which so many tokens were drawn.
+  void count_stale(std::int64_t tokens);
   bool may_filter() const;
   nlohmann::json state() const;
 
@@ -89,11 +91,15 @@ class Generation : public GroupSource {
   std::unique_ptr<sync::Publisher> hashed_;       ///< Made by the first weights_hash().
   std::map<std::int64_t, Running> running_;       ///< By cursor.
   std::map<rollout::RequestId, std::int64_t> cursor_of_;
-  std::map<std::int64_t, Group> finished_;      ///< By cursor.
+  struct Finished {
+    Group group;
+    std::chrono::steady_clock::time_point at;
+  };
+  std::map<std::int64_t, Finished> finished_;   ///< By cursor.
   std::map<std::int64_t, std::int64_t> again_;  ///< Cursor to issue again -> its attempt.
   std::int64_t next_cursor_ = 0;
-  std::int64_t generated_since_cut_ = 0;  ///< Groups, filtered ones included.
-  Batch news_;                            ///< Counts and fates since the last batch.
+  std::int64_t generated_ = 0;  ///< Groups since the weights changed, filtered ones included.
+  Batch news_;                  ///< Counts and fates since the last batch.
   std::chrono::steady_clock::time_point last_batch_ = std::chrono::steady_clock::now();
 };
 

@@ -326,9 +326,11 @@ std::vector<ckpt::TensorPart> Steps::state(bool with_copies) const {
 
 void Steps::on_updated(train::StepInfo& info) {
   const config::RlReference& reference = config_.rl.reference;
-  report_groups(groups_of_step(), source_->version(), info);
+  const bool is_async = config_.rl.mode == config::RlMode::kAsync;
+  report_groups(groups_of_step(), source_->version(), is_async, info);
   const bool begins_batch = updates_ == 1;
-  if (begins_batch) report_generation(batch_, config_.rl.mode == config::RlMode::kAsync, info);
+  if (begins_batch)
+    report_generation(batch_, is_async, setup_.placed.context.mesh.world_size(), info);
   const objective::PolicyStatistics statistics = policy_.take_statistics();
   report_policy(statistics, experience_->dropped_tokens(part()),
                 reference.kl_coef > 0 && reference.kl_where == config::KlWhere::kLoss, info);
@@ -336,17 +338,18 @@ void Steps::on_updated(train::StepInfo& info) {
   if (statistics.tokens > 0) entropy_bonus_.updated(statistics.entropy / statistics.tokens);
   if (reference_) reference_->updated(done_);
   if (critic_) critic_->report(info);
+  if (expert_width_ > 0)
+    info.metrics.set(metric::kRouterMissing,
+                     static_cast<double>(experience_->unread_tokens(part())));
   {
     const Timed timed(times_.record);
     record_consumed();
   }
   if (ends_batch()) publish();
   if (config_.rl.is_disaggregated()) {
-    const Publications sent = source_->take_publications();
-    info.metrics.set(metric::kSyncBytes, static_cast<double>(sent.bytes));
-    info.metrics.set(metric::kSyncDamaged, static_cast<double>(sent.damaged));
-    info.metrics.set(metric::kSyncVerified, static_cast<double>(sent.verified));
+    report_publications(source_->take_publications(), info);
   }
+  if (ledger_) report_ledger(ledger_->state(), info);
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - times_.begin;
   report_times(times_, seconds.count(), begins_batch ? &batch_ : nullptr, config_, info);
 }

@@ -4,6 +4,7 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <set>
 #include <tuple>
 
 #include "dist/reinforcement_run.h"
@@ -23,7 +24,19 @@ TEST_F(ReinforcementTest, OtherRanksGenerateWhatTheTrainerWould) {
     EXPECT_EQ(together[i].at("loss"), apart[i].at("loss")) << i;
     EXPECT_EQ(together[i].at("reward_mean"), apart[i].at("reward_mean")) << i;
     EXPECT_EQ(apart[i].at("staleness_max"), 0) << i;
-    EXPECT_GT(apart[i].at("sync_s"), 0) << i;
+    EXPECT_GT(apart[i].at("sync_wire_s"), 0) << i;
+    EXPECT_GE(apart[i].at("sync_s"), apart[i].at("sync_wire_s")) << i;
+    EXPECT_GT(apart[i].at("sync_pause_s"), 0) << i;
+    EXPECT_NEAR(
+        apart[i].at("sync_bytes_per_s").get<double>() * apart[i].at("sync_wire_s").get<double>(),
+        apart[i].at("sync_bytes").get<double>(), 1e-3)
+        << i;
+    EXPECT_EQ(apart[i].contains("rendezvous_s"), i == 0) << i;
+    // Whoever generates has one engine of the same counts.
+    for (const char* count : {"gen_batch", "gen_prefill_saved", "gen_tokens", "ledger_consumed"})
+      EXPECT_EQ(together[i].at(count), apart[i].at(count)) << i << count;
+    for (const char* of_others : {"sync_wire_s", "sync_pause_s", "rendezvous_s"})
+      EXPECT_FALSE(together[i].contains(of_others)) << i << of_others;
   }
   for (const char* run : {"one", "apart", "lora"}) expect_ledger(run, 5);
   // The trainer's log-probabilities of the rollouts' tokens are the rollouts' own.

@@ -1,8 +1,11 @@
+#include <algorithm>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
 
 #include "base/errors.h"
+#include "base/rng.h"
 #include "rl/admission.h"
 
 namespace heddle::rl {
