@@ -34,6 +34,8 @@ class Experience {
   /// [rows] experts [tokens, expert width] int16 that the weights before the batch's first step
   /// chose; updates take them.
   void set_experts(std::vector<at::Tensor> experts) { experts_ = std::move(experts); }
+  /// By row the experts that updates take, as above; empty if the trainer's routers choose.
+  std::vector<at::Tensor> experts() const;
   /// Finds, once the anchor is set, what options.rejection leaves out and the mean of the
   /// importance weights. What is left out takes part in no step from now on.
   void correct(const objective::PolicyOptions& options);
@@ -83,8 +85,6 @@ class Experience {
   bool has_experts() const { return expert_width_ > 0 || !experts_.empty(); }
   at::Tensor experts_of(std::size_t row) const;
   void require_experts(const Group& group, std::int64_t prompt) const;
-  /// Experts of the rows of a micro-batch, see data::Batch.
-  at::Tensor experts_of(const std::vector<std::size_t>& rows) const;
   std::int64_t length(std::size_t row) const { return std::ssize(tokens_[row]); }
   bool is_masked(const Trajectory& trajectory) const;
   double penalty_of(const Trajectory& trajectory) const;

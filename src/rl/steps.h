@@ -54,7 +54,8 @@ class Steps : public train::StepSource {
   /// `experts`: gets those that each row's tokens chose, see Experience::set_experts; `given`: by
   /// row those that they take, if there are any.
   std::vector<train::RowScore> scores(const assembly::ModelOnRanks& model, bool with_adapters,
-                                      std::vector<at::Tensor>* experts = nullptr) const;
+                                      std::vector<at::Tensor>* experts = nullptr,
+                                      std::span<const at::Tensor> given = {}) const;
   void find_anchor();
   void warn_of_no_loss(const data::Step& step) const;
   void record_fates();

@@ -177,6 +177,53 @@ TEST_F(ReinforcementTest, ExpertsOfGenerationAreTrainedInEveryLayout) {
   }
 }
 
+TEST_F(ReinforcementTest, ExpertsOfGenerationReachTheAnchorInEveryLayout) {
+  const auto run = [&](const std::string& name, int ranks, Words more) {
+    Words settings = {"model.dtype=float64",
+                      "rl.mode=async",
+                      "rl.max_staleness=2",
+                      "rl.update_mode=keep",
+                      "rl.epochs=2",
+                      "rl.old_logprobs=recompute",
+                      "optim.lr=3e-2",
+                      "train.max_steps=6",
+                      "rollout.max_sequences=5",
+                      "rollout.max_new_tokens=12",
+                      "model.path=" + (runs_.directory() / "moe").string()};
+    settings.insert(settings.end(), more.begin(), more.end());
+    EXPECT_EQ(train(name, ranks, settings), 0) << runs_.printed(name);
+    const auto rows = metrics(name);
+    EXPECT_EQ(rows.size(), 6u) << name;
+    double agreement = 1;
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      agreement = std::min(agreement, rows[i].at("router_agreement").get<double>());
+      // The policy before the first step is the anchor, by experts that it would not choose itself.
+      EXPECT_EQ(std::abs(rows[i].at("ratio_max").get<double>() - 1) < 1e-9, i % 2 == 0)
+          << name << i;
+    }
+    EXPECT_LT(agreement, 0.99) << name;
+    return rows;
+  };
+  const auto one = run("one", 0, {});
+  run("experts", 2, {"parallel.fsdp=2", "parallel.ep=2"});
+  const struct {
+    const char* name;
+    Words settings;
+  } layouts[] = {{"tensors", {"parallel.tp=2"}},
+                 {"stages", {"parallel.pp=2", "train.recompute=full"}}};
+  for (const auto& [name, settings] : layouts) {
+    const auto found = run(name, 2, settings);
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      for (const char* figure : {"loss", "grad_norm", "mismatch_k1", "mismatch_k3",
+                                 "router_missing", "router_replayed", "router_agreement"}) {
+        const double expected = one[i].at(figure);
+        EXPECT_NEAR(found[i].at(figure).get<double>(), expected, 1e-8 * (1 + std::abs(expected)))
+            << name << " " << i << " " << figure;
+      }
+    }
+  }
+}
+
 TEST_F(ReinforcementTest, CriticIsTheSameInEveryLayout) {
   const auto run = [&](const std::string& name, int ranks, Words more) {
     Words settings = {"model.dtype=float64",      "rl.algorithm.advantage=gae",
