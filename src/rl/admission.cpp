@@ -96,9 +96,14 @@ std::optional<Admission::Batch> Admission::cut(bool no_more) {
   const bool is_all = no_more && available == static_cast<std::int64_t>(groups_.size());
   if (available == 0 || (available < wanted && !is_all)) return {};
 
-  Batch batch;
   const std::int64_t size = std::min(available, wanted);
   std::sort(finished.begin(), finished.end());
+  const auto& last = finished[static_cast<std::size_t>(size) - 1];
+  const auto runs_before_it = [&](const auto& entry) {
+    return !entry.second.is_finished && std::pair(entry.second.version, entry.first) < last;
+  };
+  if (options_.in_order && std::ranges::any_of(groups_, runs_before_it)) return {};
+  Batch batch;
   for (std::int64_t k = 0; k < size; ++k) {
     batch.cursors.push_back(finished[static_cast<std::size_t>(k)].second);
     groups_.erase(batch.cursors.back());

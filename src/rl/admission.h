@@ -14,6 +14,9 @@ struct AdmissionOptions {
   std::int64_t groups_per_batch = 32;  ///< B: a version's.
   std::int64_t max_inflight = 0;       ///< Running groups, a bound of memory; 0: none.
   StalePolicy policy = StalePolicy::kWait;
+  /// Batches have the groups in their order, none overtaking another: which form a batch does not
+  /// depend on who was faster.
+  bool in_order = false;
 };
 
 /// Decides which groups may start and which form the next batch, so that no token older than K

@@ -19,7 +19,8 @@ AdmissionOptions admission_options(const config::RlSection& rl) {
   return {.max_staleness = rl.staleness(),
           .groups_per_batch = rl.groups_per_batch(),
           .max_inflight = rl.mode == config::RlMode::kAsync ? rl.max_inflight_groups : 0,
-          .policy = rl.stale_policy};
+          .policy = rl.stale_policy,
+          .in_order = rl.deterministic};
 }
 
 /// Epochs have an end, a number of steps takes what it needs.
@@ -141,6 +142,9 @@ bool Generation::advance() {
 
 void Generation::prepare_update() {
   if (config_.rl.update_mode == config::UpdateMode::kWait) {
+    if (config_.rl.deterministic) {
+      while (advance()) continue;
+    }
     while (!running_.empty()) pass();
   } else if (config_.rl.update_mode == config::UpdateMode::kAbort) {
     std::vector<std::int64_t> cursors;

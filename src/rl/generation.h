@@ -43,7 +43,9 @@ class Generation : public GroupSource {
   std::optional<Batch> try_next();
   /// Starts what may start and makes one pass. False if there is nothing to do.
   bool advance();
-  /// Brings running groups to where the weights may change, as rl.update_mode says.
+  /// Brings running groups to where the weights may change, as rl.update_mode says. With mode wait
+  /// and rl.deterministic it ends all groups that the old weights may generate, so that the weights
+  /// of a group do not depend on the clock.
   void prepare_update();
   /// The weights have other values, under version().
   void weights_changed();

@@ -43,6 +43,39 @@ TEST_F(ReinforcementTest, OtherRanksGenerateWhatTheTrainerWould) {
   for (const auto& row : metrics("lora")) EXPECT_NEAR(row.at("mismatch_abs_max"), 0, 1e-4);
 }
 
+TEST_F(ReinforcementTest, DeterministicRunsHaveTheBitsOfOneAnother) {
+  // Runs apart update at other moments than one process does, and no two of them at the same.
+  std::set<std::string> all;
+  for (const char* seed : {"0", "5"}) {
+    const auto run = [&](const std::string& name, int ranks, Words more) {
+      const Words settings = {
+          std::string("train.seed=") + seed, "optim.lr=1e-2",       "rl.deterministic=true",
+          "rl.dynamic_sampling=true",        "rl.update_mode=wait", "rollout.max_sequences=5"};
+      more.insert(more.begin(), settings.begin(), settings.end());
+      const std::string whole = name + seed;
+      EXPECT_EQ(train(whole, ranks, more), 0) << runs_.printed(whole);
+      EXPECT_EQ(metrics(whole).size(), 5u) << whole;
+      return weights(whole);
+    };
+    const Words none = {"rl.mode=async", "rl.max_staleness=0"};
+    const std::string sync = run("sync", 0, {"rl.mode=sync"});
+    EXPECT_EQ(run("none", 0, none), sync) << seed;
+    EXPECT_EQ(run("none-apart", 2, {none[0], none[1], "rl.rollout_ranks=1"}), sync) << seed;
+    const Words stale = {"rl.mode=async", "rl.max_staleness=2", "rl.max_inflight_groups=3"};
+    const std::string one = run("stale", 0, stale);
+    for (const char* name : {"stale-apart", "stale-again"})
+      EXPECT_EQ(run(name, 2, {stale[0], stale[1], stale[2], "rl.rollout_ranks=1"}), one) << seed;
+    EXPECT_TRUE(all.insert(sync).second) << seed;
+    EXPECT_TRUE(all.insert(one).second) << seed;
+    double largest = 0;
+    for (const auto& row : metrics(std::string("stale-apart") + seed)) {
+      largest = std::max(largest, row.at("staleness_max").get<double>());
+      EXPECT_EQ(row.at("partial_ratio"), 0);
+    }
+    EXPECT_EQ(largest, 2) << seed;
+  }
+}
+
 TEST_F(ReinforcementTest, MergedAdaptersDrawWhatThoseBesideTheirLayersDo) {
   const auto run = [&](const std::string& name, int ranks, Words more) {
     const Words lora = {"train.method=lora",        "model.dtype=float64",       "optim.lr=1e-2",

@@ -223,10 +223,60 @@ TEST_F(RlTest, LedgerKnowsTheWeightsAndTheCheckpointMustHaveThem) {
 }
 
 TEST_F(RlTest, AsyncWithoutStalenessIsSyncBitForBit) {
-  train(run("sync"));
-  train(run("async", {"rl.mode=async", "rl.max_staleness=0"}));
-  EXPECT_EQ(weights("sync"), weights("async"));
-  EXPECT_NE(weights("sync"), files::read(dir_ / "model" / "model.safetensors"));
+  std::set<std::string> all = {files::read(dir_ / "model" / "model.safetensors")};
+  for (const char* seed : {"0", "7"}) {
+    const Words settings = {std::string("train.seed=") + seed, "rl.dynamic_sampling=true",
+                            "rollout.max_sequences=5"};
+    const auto weights_of = [&](const std::string& name, const Words& more) {
+      Words words = settings;
+      words.insert(words.end(), more.begin(), more.end());
+      train(run(name + seed, words));
+      return weights(name + seed);
+    };
+    const std::string sync = weights_of("sync", {});
+    EXPECT_EQ(weights_of("async", {"rl.mode=async", "rl.max_staleness=0"}), sync) << seed;
+    EXPECT_NE(weights_of("stale", {"rl.mode=async", "rl.max_staleness=1"}), sync) << seed;
+    EXPECT_TRUE(all.insert(sync).second) << seed;
+  }
+}
+
+TEST_F(RlTest, ADeterministicRunConsumesInTheOrderOfItsPrompts) {
+  const Words settings = {"rl.mode=async", "rl.max_staleness=2", "train.max_steps=6",
+                          "rollout.max_sequences=5", "rollout.max_new_tokens=12"};
+  // The groups of each step, as the ledger has them.
+  const auto consumed = [&](const std::string& name, const Words& more) {
+    Words all = settings;
+    all.insert(all.end(), more.begin(), more.end());
+    train(run(name, all));
+    std::vector<std::vector<std::int64_t>> steps;
+    for (const std::string& line : text::split(files::read(dir_ / name / "ledger.log"), '\n')) {
+      if (line.find("\"consumed\"") == std::string::npos) continue;
+      const auto record = nlohmann::json::parse(line.substr(line.find('{')));
+      steps.push_back(record.at("consumed").at("groups").get<std::vector<std::int64_t>>());
+    }
+    EXPECT_EQ(steps.size(), 6u) << name;
+    return steps;
+  };
+  const auto ordered = consumed("ordered", {"rl.deterministic=true"});
+  for (std::size_t i = 0; i < ordered.size(); ++i) {
+    const auto first = static_cast<std::int64_t>(4 * i);
+    EXPECT_EQ(ordered[i], (std::vector<std::int64_t>{first, first + 1, first + 2, first + 3}));
+  }
+  EXPECT_NE(consumed("free", {}), ordered);
+}
+
+TEST_F(RlTest, ADeterministicRunRefusesWhatClocksDecide) {
+  const auto message = [&](Words more) {
+    more.insert(more.begin(), {"rl.deterministic=true", "rl.mode=async"});
+    return testing::message_of([&] { run("refused", more); });
+  };
+  EXPECT_THAT(message({"rl.stale_policy=drop"}),
+              ::testing::HasSubstr("rl.stale_policy: drop leaves out whichever groups are late"));
+  EXPECT_THAT(message({"rl.rollout_ranks=1"}),
+              ::testing::HasSubstr("expected wait with rl.deterministic and rl.rollout_ranks"));
+  EXPECT_THAT(message({"device.name=cuda"}), ::testing::HasSubstr("expected train.deterministic"));
+  EXPECT_EQ(message({"rl.rollout_ranks=1", "rl.update_mode=wait"}), "");
+  EXPECT_EQ(message({"rl.rollout_ranks=1", "rl.max_staleness=0"}), "");
 }
 
 TEST_F(RlTest, StalenessIsBounded) {
