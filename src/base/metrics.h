@@ -19,7 +19,8 @@ struct Metric {
     kTokens,
     kSeconds,
     kTokensPerSecond,
-    kBytes
+    kBytes,
+    kBytesPerSecond
   };
   std::string_view name;  ///< In metrics.jsonl. `*` stands for a part that the run names.
   Unit unit;
@@ -73,6 +74,10 @@ inline constexpr Metric kLoss{"loss", Unit::kNats,
 inline constexpr Metric kLr{"lr", Unit::kNumber, "learning rate of the step"};
 inline constexpr Metric kGradNorm{"grad_norm", Unit::kNumber,
                                   "norm of the whole gradient before clipping"};
+inline constexpr Metric kGradCosPrev{
+    "grad_cos_prev", Unit::kNumber,
+    "cosine of the gradient with that of the step before, with `train.grad_cosine`; none in the "
+    "first step and after a step without a gradient"};
 inline constexpr Metric kTokens{"tokens", Unit::kTokens, "real tokens of the step, no padding"};
 inline constexpr Metric kLossTokens{"loss_tokens", Unit::kTokens, "tokens that carry loss"};
 inline constexpr Metric kTokensPerSecond{"tokens_per_s", Unit::kTokensPerSecond,
@@ -103,6 +108,14 @@ inline constexpr Metric kMoeLoadMean{"moe_load_max_over_mean_avg", Unit::kNumber
 inline constexpr Metric kRouterAgreement{
     "router_agreement", Unit::kShare,
     "replayed choices of experts, by token and layer, that the router in training would have made"};
+inline constexpr Metric kRouterReplayed{
+    "router_replayed", Unit::kCount,
+    "choices of experts, by token and layer, that were "
+    "replayed; with `rl.router_replay` but for a row's last token"};
+inline constexpr Metric kRouterMissing{
+    "router_missing", Unit::kCount,
+    "tokens whose experts generation did not tell, the last ones of completions; with "
+    "`rl.router_replay: r3`"};
 inline constexpr Metric kEvalLoss{"eval_loss", Unit::kNats, "loss of `data.eval`"};
 inline constexpr Metric kEval{"eval_*", Unit::kNumber,
                               "figure `*` of `data.eval`, or of `heddle eval` on `eval.input`"};
@@ -152,21 +165,49 @@ inline constexpr Metric kTruncated{"truncated", Unit::kShare,
 inline constexpr Metric kStalenessMean{"staleness_mean", Unit::kCount,
                                        "versions between drawing and training"};
 inline constexpr Metric kStalenessMax{"staleness_max", Unit::kCount, "the largest of them"};
+inline constexpr Metric kStalenessGroups{
+    "staleness_groups_*", Unit::kCount,
+    "groups of the step that are `*` versions old, in mode async"};
 inline constexpr Metric kPartialRatio{"partial_ratio", Unit::kShare,
                                       "completions with tokens of several versions, in mode async"};
 inline constexpr Metric kSpanMax{"span_max", Unit::kCount,
                                  "most versions between two tokens of a group, in mode async"};
+inline constexpr Metric kSpanMean{"span_mean", Unit::kCount,
+                                  "mean over the groups of these versions"};
 inline constexpr Metric kGroupsRunning{"groups_running", Unit::kCount,
                                        "groups under way when the batch was there, in mode async"};
 inline constexpr Metric kGroupsQueued{"groups_queued", Unit::kCount,
                                       "groups that were finished then and wait for a later batch"};
+inline constexpr Metric kQueueAge{
+    "queue_age_s", Unit::kSeconds,
+    "mean time that the batch's groups waited in the queue, from their rewards to the batch"};
+inline constexpr Metric kCapacity{
+    "capacity", Unit::kCount,
+    "groups that `rl.max_staleness` would have admitted besides then: held back by "
+    "`rl.max_inflight_groups`, or there are no more prompts"};
 inline constexpr Metric kGenTokens{"gen_tokens", Unit::kTokens, "drawn for the step"};
 inline constexpr Metric kGenTokensPerSecond{"gen_tokens_per_s", Unit::kTokensPerSecond,
                                             "while tokens were drawn"};
+inline constexpr Metric kGenTokensPerSecondPerRank{
+    "gen_tokens_per_s_per_rank", Unit::kTokensPerSecond,
+    "the same over the number of ranks that generate"};
+inline constexpr Metric kGenBatch{"gen_batch", Unit::kNumber,
+                                  "mean number of sequences in a pass that draws tokens"};
+inline constexpr Metric kGenRecorded{"gen_recorded", Unit::kShare,
+                                     "passes that draw tokens which replayed a recorded graph"};
+inline constexpr Metric kGenPrefillSaved{
+    "gen_prefill_saved", Unit::kTokens,
+    "tokens of prompts that were not read, as another sequence's state holds them"};
+inline constexpr Metric kGenPreempted{
+    "gen_preempted", Unit::kCount,
+    "times that a sequence under way lost its state, to changed weights or for want of memory, and "
+    "is read again"};
 inline constexpr Metric kGenSeconds{
     "gen_s", Unit::kSeconds,
     "time of drawing them; with `rl.rollout_ranks` beside the trainer's, and no part of `step_s`"};
-inline constexpr Metric kScoreSeconds{"score_s", Unit::kSeconds, "alike, time of judging them"};
+inline constexpr Metric kScoreSeconds{
+    "score_s", Unit::kSeconds,
+    "alike, time in which nothing could be drawn before they were judged"};
 inline constexpr Metric kRolloutRanks{"rollout_ranks", Unit::kCount,
                                       "ranks of `rl.rollout_ranks` that still generate"};
 inline constexpr Metric kWaitSeconds{"wait_s", Unit::kSeconds,
@@ -175,6 +216,19 @@ inline constexpr Metric kSyncSeconds{"sync_s", Unit::kSeconds,
                                      "sending the weights to `rl.rollout_ranks`"};
 inline constexpr Metric kSyncBytes{"sync_bytes", Unit::kBytes,
                                    "weights that went to `rl.rollout_ranks` in the step"};
+inline constexpr Metric kSyncBytesPerSecond{"sync_bytes_per_s", Unit::kBytesPerSecond,
+                                            "`sync_bytes` over `sync_wire_s`"};
+inline constexpr Metric kSyncWireSeconds{
+    "sync_wire_s", Unit::kSeconds,
+    "from the first bytes of the weights until all rollouts have checked the last: gathering and "
+    "sending; part of `sync_s`"};
+inline constexpr Metric kSyncPauseSeconds{
+    "sync_pause_s", Unit::kSeconds,
+    "time that `rl.rollout_ranks` stood still for weights since the batch before, until their "
+    "devices had them"};
+inline constexpr Metric kRendezvousSeconds{
+    "rendezvous_s", Unit::kSeconds,
+    "time that trainer and `rl.rollout_ranks` took to meet, in a step before which they did"};
 inline constexpr Metric kSyncDamaged{"sync_damaged", Unit::kCount,
                                      "buckets of them that were sent again"};
 inline constexpr Metric kSyncVerified{
@@ -206,13 +260,24 @@ inline constexpr Metric kGroupsAllWrong{"groups_all_wrong", Unit::kCount,
                                         "groups whose completions all earned nothing"};
 inline constexpr Metric kRejectedFiltered{"rejected_filtered", Unit::kCount,
                                           "groups without a difference to learn from"};
+inline constexpr Metric kRejectedFilteredTokens{"rejected_filtered_tokens", Unit::kTokens,
+                                                "mean of what these groups had drawn"};
 inline constexpr Metric kRejectedFailed{"rejected_failed", Unit::kCount,
                                         "groups that could not be judged"};
+inline constexpr Metric kRejectedFailedTokens{"rejected_failed_tokens", Unit::kTokens,
+                                              "mean of what these groups had drawn"};
 inline constexpr Metric kRejectedStale{"rejected_stale", Unit::kCount,
                                        "groups older than `rl.max_staleness` allows"};
 inline constexpr Metric kRejectedStaleTokens{
     "rejected_stale_tokens", Unit::kTokens,
     "mean of what these groups had drawn, where there are any"};
+inline constexpr Metric kLedgerConsumed{"ledger_consumed", Unit::kCount,
+                                        "groups that steps have consumed so far"};
+inline constexpr Metric kLedgerRejected{"ledger_rejected", Unit::kCount,
+                                        "groups that were rejected so far"};
+inline constexpr Metric kLedgerPending{
+    "ledger_pending", Unit::kCount,
+    "groups that were dispatched and are neither consumed nor rejected"};
 inline constexpr Metric kKl{"kl", Unit::kNats, "of the policy from the anchor"};
 inline constexpr Metric kKlReference{"kl_ref", Unit::kNats, "of the policy from the reference"};
 inline constexpr Metric kRatioMean{"ratio_mean", Unit::kNumber,
@@ -224,9 +289,17 @@ inline constexpr Metric kMismatchK1{"mismatch_k1", Unit::kNats,
                                     "estimator k1 of the KL of weights that drew from those that "
                                     "trained"};
 inline constexpr Metric kMismatchK3{"mismatch_k3", Unit::kNats, "estimator k3 of it"};
-inline constexpr Metric kMismatchK3OfAge{
-    "mismatch_k3_age_*", Unit::kNats,
-    "of tokens that weights drew which were `*` versions older: 0, 1, or 2 and more; mode async"};
+inline constexpr Metric kMismatchK1OfAge{
+    "mismatch_k1_age_*", Unit::kNats,
+    "k1 of tokens that weights drew which were `*` versions older: 0, 1, or 2 and more; mode "
+    "async"};
+inline constexpr Metric kMismatchK3OfAge{"mismatch_k3_age_*", Unit::kNats, "k3 of these tokens"};
+inline constexpr Metric kMismatchK1OfDepth{
+    "mismatch_k1_depth_*", Unit::kNats,
+    "k1 of tokens in quarter `*`, 0 to 3, of `data.max_length`, counted from the prompt's first "
+    "token"};
+inline constexpr Metric kMismatchK3OfDepth{"mismatch_k3_depth_*", Unit::kNats,
+                                           "k3 of these tokens"};
 inline constexpr Metric kMismatchAbsMean{"mismatch_abs_mean", Unit::kNats,
                                          "mean of |log| of the ratio of the two"};
 inline constexpr Metric kMismatchAbsMax{"mismatch_abs_max", Unit::kNats, "the largest of them"};

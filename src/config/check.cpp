@@ -207,11 +207,35 @@ class Checker {
            "loglinear goes by how many versions old a token is, and in rl.mode sync none is: "
            "expected rollout or recompute, or rl.mode async");
     }
+    deterministic();
     if (rl.trainer_ranks > 0 && !rl.is_disaggregated())
       fail("rl.trainer_ranks", "needs rl.rollout_ranks, the ranks that generate");
     if (rl.is_disaggregated() && rl.rollout_ranks % c_.rollout.tp != 0) {
       fail("rollout.tp",
            fmt::format("{} does not divide rl.rollout_ranks {}", c_.rollout.tp, rl.rollout_ranks));
+    }
+  }
+
+  void deterministic() const {
+    const RlSection& rl = c_.rl;
+    if (!rl.deterministic) return;
+    if (c_.device.name.type != DeviceType::kCpu && !c_.train.deterministic) {
+      fail("rl.deterministic",
+           fmt::format("on device {} steps add numbers in any order: expected train.deterministic "
+                       "true, found false",
+                       to_string(c_.device.name)));
+    }
+    if (rl.staleness() == 0) return;
+    if (rl.stale_policy == rl::StalePolicy::kDrop) {
+      fail("rl.stale_policy",
+           "drop leaves out whichever groups are late, and rl.deterministic takes all in their "
+           "order: expected wait");
+    }
+    if (rl.is_disaggregated() && rl.update_mode != UpdateMode::kWait) {
+      fail("rl.update_mode",
+           fmt::format("{} lets new weights come in the middle of completions, at a token that the "
+                       "clock decides: expected wait with rl.deterministic and rl.rollout_ranks",
+                       to_string(rl.update_mode)));
     }
   }
 

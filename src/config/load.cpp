@@ -316,7 +316,8 @@ std::vector<AdapterRun> load_adapters(const std::filesystem::path& file,
                                where(run.config, "train.method"));
     }
     // The trainer of several adapters has no place for these.
-    for (const char* key : {"train.neftune_alpha", "train.spike", "eval.input", "eval.metric"}) {
+    for (const char* key :
+         {"train.neftune_alpha", "train.spike", "train.grad_cosine", "eval.input", "eval.metric"}) {
       if (run.config.is_set(key) && find_field(key)->get(run.config) != find_field(key)->get({}))
         throw_error<ConfigError>("{}: is for runs of one model or adapter, without `adapters`",
                                  where(run.config, key));

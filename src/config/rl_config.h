@@ -126,6 +126,7 @@ struct RlSection {
   bool dynamic_sampling = false;
   std::int64_t max_attempts = 4;
   std::int64_t groups_every = 10;
+  bool deterministic = false;
   RlAlgorithm algorithm;
   RlCorrection correction;
   RlReference reference;

@@ -143,6 +143,7 @@ struct TrainSection {
   Spike spike = Spike::kOff;
   double spike_factor = 5;
   std::int64_t spike_window = 50;
+  bool grad_cosine = false;
 };
 
 /// Answers of the model in training, judged as `heddle eval` judges them.

@@ -202,7 +202,10 @@ Section train_section() {
       .key("spike_factor", &TrainSection::spike_factor, "of the median", {.range = above(1)})
       .key("spike_window", &TrainSection::spike_window,
            "steps of the median; no step is judged before there are so many",
-           {.range = within(2, 1000)});
+           {.range = within(2, 1000)})
+      .key("grad_cosine", &TrainSection::grad_cosine,
+           "report the cosine of each step's gradient with that of the step before "
+           "(grad_cos_prev), which takes the memory of a second copy of the gradients");
   return s;
 }
 

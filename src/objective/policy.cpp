@@ -47,6 +47,14 @@ void put(std::vector<Entry>& column, const std::vector<Entry>& row, std::int64_t
   std::copy(row.begin(), row.end(), column.begin() + first);
 }
 
+/// PolicyTokens::depth of the labels of a sequence's tokens, each the token after it.
+std::vector<double> depths(std::int64_t tokens, std::int64_t longest) {
+  std::vector<double> depths;
+  for (std::int64_t t = 1; t <= tokens; ++t)
+    depths.push_back(static_cast<double>(std::min(kDepths - 1, t * kDepths / longest)));
+  return depths;
+}
+
 }  // namespace
 
 double Policy::divisor(const data::Step& step) const {
@@ -74,6 +82,9 @@ Policy::Columns Policy::columns_of(const data::Batch& whole) const {
     put(columns.reference, row.reference, first, whole.size());
     put(columns.age, row.age, first, whole.size());
     put(columns.advantages, row.advantages, first, whole.size());
+    if (options_.longest_sequence > 0)
+      put(columns.depth, depths(std::ssize(row.advantages), options_.longest_sequence), first,
+          whole.size());
     put(columns.supports, row.supports, first, whole.size());
     const std::int64_t last = whole.cu_seqlens_host[i + 1];
     const auto chosen = std::count_if(mask + first, mask + last, [](float x) { return x != 0; });
@@ -98,6 +109,7 @@ PolicyTokens Policy::tokens_of(const Columns& columns, const LocalBatch& batch,
       {&columns.behaviour, &tokens.behaviour},
       {&columns.reference, &tokens.reference},
       {&columns.age, &tokens.age},
+      {&columns.depth, &tokens.depth},
       {&columns.advantages, &tokens.advantages},
       {&columns.sequence_tokens, &tokens.sequence_tokens},
       {&columns.first_advantage, &tokens.first_advantage}};
@@ -192,7 +204,9 @@ HeadResult Policy::run(const at::Tensor& hidden, const LocalBatch& batch, std::i
 }
 
 PolicyStatistics Policy::take_statistics() {
-  std::vector<double> numbers(std::size(kPolicySums)), largest(2);
+  PolicyStatistics statistics;
+  const std::vector<double*> found = sums_of(statistics);
+  std::vector<double> numbers(found.size()), largest(2);
   const PolicySums own = std::exchange(sums_, {});
   const at::Tensor entropy = std::exchange(entropy_, {});
   if (own.loss.defined()) {
@@ -207,8 +221,7 @@ PolicyStatistics Policy::take_statistics() {
   const comm::Group group = placed_.context.mesh.world_group();
   group.all_reduce_sum(sums);
   group.all_reduce_max(most);
-  PolicyStatistics statistics;
-  for (std::size_t i = 0; i < numbers.size(); ++i) statistics.*kPolicySums[i] = numbers[i];
+  for (std::size_t i = 0; i < numbers.size(); ++i) *found[i] = numbers[i];
   statistics.ratio_max = largest[0];
   statistics.mismatch_abs_max = largest[1];
   return statistics;

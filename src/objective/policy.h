@@ -44,7 +44,7 @@ class Policy : public Objective {
  private:
   /// Columns [T] of a whole micro-batch, as PolicyTokens; empty ones are undefined there.
   struct Columns {
-    std::vector<double> old, behaviour, reference, age, advantages, sequence_tokens,
+    std::vector<double> old, behaviour, reference, age, depth, advantages, sequence_tokens,
         first_advantage;
     std::vector<std::vector<std::int32_t>> supports;
   };

@@ -221,10 +221,15 @@ class Losses {
                                        is_capped(weights),
                                        count(is_rejected),
                                        at::ones_like(l_)};
-    const at::Tensor age = t_.age.defined() ? t_.age : at::full_like(l_, -1);
-    const at::Tensor of_age[] = {count(age == 0), count(age == 1), count(age >= 2)};
-    for (const at::Tensor& is_so_old : of_age) columns.push_back(is_so_old);
-    for (const at::Tensor& is_so_old : of_age) columns.push_back(is_so_old * k3);
+    const auto add_mismatch = [&](const at::Tensor& is_in) {
+      for (const at::Tensor& column : {count(is_in), is_in * -log_mismatch_, is_in * k3})
+        columns.push_back(column);
+    };
+    const at::Tensor unknown = at::full_like(l_, -1);
+    const at::Tensor age = t_.age.defined() ? t_.age : unknown,
+                     depth = t_.depth.defined() ? t_.depth : unknown;
+    for (const at::Tensor& is_so_old : {age == 0, age == 1, age >= 2}) add_mismatch(is_so_old);
+    for (std::int64_t d = 0; d < kDepths; ++d) add_mismatch(depth == d);
     return at::stack(columns).sum(1);
   }
   at::Tensor largest() const {
@@ -249,6 +254,20 @@ at::Tensor interpolation(const at::Tensor& age) {
   return ((age - 1) / age.clamp_min(1)).clamp(0, 1);
 }
 
+std::vector<double*> sums_of(PolicyStatistics& s) {
+  std::vector<double*> sums = {
+      &s.ratio,       &s.clipped_low,    &s.clipped_high,  &s.old_kl,           &s.reference_kl,
+      &s.mismatch_k1, &s.mismatch_k3,    &s.mismatch_abs,  &s.mismatch_squared, &s.mismatch_factor,
+      &s.weight,      &s.weight_squared, &s.weight_capped, &s.rejected,         &s.tokens};
+  const auto add = [&](MismatchSums& part) {
+    sums.insert(sums.end(), {&part.tokens, &part.k1, &part.k3});
+  };
+  for (MismatchSums& part : s.by_age) add(part);
+  for (MismatchSums& part : s.by_depth) add(part);
+  sums.push_back(&s.entropy);
+  return sums;
+}
+
 at::Tensor mean_factors(const PolicyTokens& tokens, const PolicyOptions& options) {
   switch (options.mean) {
     case LossMean::kSequenceToken:
@@ -271,8 +290,8 @@ bool PolicyOptions::is_by_token() const {
 PolicyTokens PolicyTokens::narrow(std::int64_t first, std::int64_t count) const {
   PolicyTokens part = *this;
   for (at::Tensor* column :
-       {&part.old, &part.behaviour, &part.reference, &part.age, &part.advantages, &part.clip_low,
-        &part.clip_high, &part.sequence_tokens, &part.first_advantage})
+       {&part.old, &part.behaviour, &part.reference, &part.age, &part.depth, &part.advantages,
+        &part.clip_low, &part.clip_high, &part.sequence_tokens, &part.first_advantage})
     if (column->defined()) *column = column->narrow(0, first, count);
   return part;
 }

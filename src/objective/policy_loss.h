@@ -1,6 +1,8 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 
@@ -12,11 +14,13 @@ class SequenceSums;
 
 /// Columns [n] about tokens that the policy chose, on one device and of one dtype. Undefined old:
 /// sg(l), so that r = 1, or what PolicyOptions::interpolates_old makes of it; behaviour: none apart
-/// from old (bypass); reference: no KL; age: not known; clips: those of the options.
+/// from old (bypass); reference: no KL; age and depth:
+/// not known; clips: those of the options.
 struct PolicyTokens {
   at::Tensor old, behaviour, reference;
   /// Versions between the weights that drew each and those in training.
   at::Tensor age;
+  at::Tensor depth;  ///< Which of kDepths equal parts of the longest sequence each lies in, from 0.
   at::Tensor advantages;
   at::Tensor clip_low, clip_high;  ///< Ratios lo and hi by token.
   // About the sequence of each token:
@@ -34,6 +38,14 @@ struct PolicyTokens {
 /// AReaL (areal/trainer/ppo/actor.py).
 at::Tensor interpolation(const at::Tensor& age);
 
+/// Parts of a sequence in which the mismatch is told by depth.
+inline constexpr std::int64_t kDepths = 4;
+
+/// Sums over some of the tokens: their number, and k1 and k3 as in PolicyStatistics.
+struct MismatchSums {
+  double tokens = 0, k1 = 0, k3 = 0;
+};
+
 /// Sums over tokens, to be added up over micro-batches and ranks.
 struct PolicyStatistics {
   double ratio = 0, clipped_low = 0, clipped_high = 0;
@@ -44,42 +56,21 @@ struct PolicyStatistics {
   double weight = 0, weight_squared = 0;             ///< Importance weights.
   double weight_capped = 0;                          ///< Tokens whose weight is importance_cap.
   double rejected = 0;
-  // Sums over tokens of age 0, 1, and 2 or more.
-  double age0_tokens = 0, age1_tokens = 0, older_tokens = 0;
-  double age0_mismatch_k3 = 0, age1_mismatch_k3 = 0, older_mismatch_k3 = 0;
+  std::array<MismatchSums, 3> by_age = {};  ///< Tokens of age 0, 1, and 2 or more.
+  std::array<MismatchSums, kDepths> by_depth = {};
   double tokens = 0;                           ///< All of them, rejected or not.
   double entropy = 0;                          ///< For pi's distributions; filled by the objective.
   double ratio_max = 0, mismatch_abs_max = 0;  ///< Largest instead of sums.
 };
 
-/// The members of PolicyStatistics that add up; the first ones are PolicySums::sums.
-inline constexpr double PolicyStatistics::*kPolicySums[] = {&PolicyStatistics::ratio,
-                                                            &PolicyStatistics::clipped_low,
-                                                            &PolicyStatistics::clipped_high,
-                                                            &PolicyStatistics::old_kl,
-                                                            &PolicyStatistics::reference_kl,
-                                                            &PolicyStatistics::mismatch_k1,
-                                                            &PolicyStatistics::mismatch_k3,
-                                                            &PolicyStatistics::mismatch_abs,
-                                                            &PolicyStatistics::mismatch_squared,
-                                                            &PolicyStatistics::mismatch_factor,
-                                                            &PolicyStatistics::weight,
-                                                            &PolicyStatistics::weight_squared,
-                                                            &PolicyStatistics::weight_capped,
-                                                            &PolicyStatistics::rejected,
-                                                            &PolicyStatistics::tokens,
-                                                            &PolicyStatistics::age0_tokens,
-                                                            &PolicyStatistics::age1_tokens,
-                                                            &PolicyStatistics::older_tokens,
-                                                            &PolicyStatistics::age0_mismatch_k3,
-                                                            &PolicyStatistics::age1_mismatch_k3,
-                                                            &PolicyStatistics::older_mismatch_k3,
-                                                            &PolicyStatistics::entropy};
+/// The numbers of PolicyStatistics that add up; the first ones are PolicySums::sums, the last one
+/// is the entropy.
+std::vector<double*> sums_of(PolicyStatistics& statistics);
 
 /// Loss and statistics of tokens on the device. A new one holds nothing.
 struct PolicySums {
   at::Tensor loss;     ///< 0-d
-  at::Tensor sums;     ///< In the order of kPolicySums, without the entropy.
+  at::Tensor sums;     ///< In the order of sums_of(), without the entropy.
   at::Tensor largest;  ///< ratio_max, mismatch_abs_max
 
   void add(const PolicySums& other);

@@ -81,6 +81,8 @@ struct PolicyOptions {
   double dppo_cap = 20, dppo_delta = 0.2;
   double dro_beta = 0.05;
   double constant_length = 1;  ///< For kSequenceConstant.
+  /// Tokens of the longest sequence, by which PolicyTokens::depth is told; 0: it is not.
+  std::int64_t longest_sequence = 0;
 
   /// Weight of the mean entropy of the policy's distributions, which the loss raises: a token
   /// counts as in `mean`, rejected or not.

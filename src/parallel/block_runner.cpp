@@ -230,16 +230,19 @@ at::Tensor BlockRunner::backward(const at::Tensor& grad_hidden, double auxiliary
 at::Tensor BlockRunner::evaluate(at::Tensor hidden, const nn::Pass& pass,
                                  std::vector<at::Tensor>* experts) {
   const ops::NoGradient guard;
+  nn::Pass of_block = pass;
+  if (experts != nullptr) experts->resize(blocks_.size());
   for (std::size_t i = 0; i < blocks_.size(); ++i) {
     acquire(i);
     if (i + 1 < blocks_.size()) prefetch(i + 1);
+    if (experts != nullptr) of_block.experts = (*experts)[i];
     at::Tensor chosen;
     for (std::size_t stage = 0; stage < blocks_[i].block->stages(); ++stage) {
-      nn::BlockOutput output = blocks_[i].block->forward(stage, hidden, pass);
+      nn::BlockOutput output = blocks_[i].block->forward(stage, hidden, of_block);
       hidden = std::move(output.hidden);
       if (output.experts.defined()) chosen = std::move(output.experts);
     }
-    if (experts != nullptr) experts->push_back(std::move(chosen));
+    if (experts != nullptr) (*experts)[i] = std::move(chosen);
     release(i);
   }
   return hidden;

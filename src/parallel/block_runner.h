@@ -102,8 +102,9 @@ class BlockRunner {
   at::Tensor backward(const at::Tensor& grad_hidden, double auxiliary_scale, Tape& tape,
                       bool is_last = true, bool goes_on = false);
 
-  /// Without gradients, keeping nothing: evaluation and scoring. Appends to `experts`, if there is
-  /// one, those of each block's tokens, undefined in a block that has none.
+  /// Without gradients, keeping nothing: evaluation and scoring. Sets `experts`, if there is one,
+  /// by block to those of its tokens, undefined in a block that has none; defined ones are taken
+  /// instead, as in Tape::experts.
   at::Tensor evaluate(at::Tensor hidden, const nn::Pass& pass,
                       std::vector<at::Tensor>* experts = nullptr);
 

@@ -122,7 +122,7 @@ std::vector<PipelineAction> Pipeline::actions(std::int64_t micro_batches) const 
 at::Tensor Pipeline::evaluate(models::Model& model, const at::Tensor& tokens, const nn::Pass& pass,
                               std::vector<at::Tensor>* experts) {
   const ops::NoGradient guard;
-  if (experts != nullptr) experts->assign(model.config().sparse_layers().size(), {});
+  if (experts != nullptr) experts->resize(model.config().sparse_layers().size());
   const std::int64_t rows = ops::own_rows(tokens.size(0), model.tensor_group()).count;
   const auto options =
       at::TensorOptions().dtype(model.context().dtype).device(model.context().device);
@@ -130,10 +130,14 @@ at::Tensor Pipeline::evaluate(models::Model& model, const at::Tensor& tokens, co
   for (Stage& stage : stages_) {
     hidden = stage.is_first ? model.embed(tokens)
                             : receive_hidden(stage, 0, {rows, model.config().hidden_size}, options);
-    std::vector<at::Tensor> chosen;
-    hidden = stage.runner.evaluate(hidden, pass, experts != nullptr ? &chosen : nullptr);
-    for (std::size_t i = 0; i < chosen.size(); ++i)
-      (*experts)[static_cast<std::size_t>(stage.first_layer) + i] = std::move(chosen[i]);
+    std::vector<at::Tensor> here;
+    if (experts != nullptr) {
+      const auto first = experts->begin() + stage.first_layer;
+      here.assign(first, first + static_cast<std::ptrdiff_t>(stage.runner.size()));
+    }
+    hidden = stage.runner.evaluate(hidden, pass, experts != nullptr ? &here : nullptr);
+    for (std::size_t i = 0; i < here.size(); ++i)
+      (*experts)[static_cast<std::size_t>(stage.first_layer) + i] = std::move(here[i]);
     if (!stage.is_last) send_hidden(stage, 0, hidden);
   }
   finish_sends();

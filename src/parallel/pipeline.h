@@ -65,8 +65,8 @@ class Pipeline {
 
   /// Runs all layers without gradients: hidden states [T/tp,H] after the last one, undefined where
   /// the last stage is elsewhere. tokens [T] on the model's device; `pass` describes them. Sets
-  /// `experts`, if it is given, by layer of the model: [T/tp,k] of the layers with experts that are
-  /// here.
+  /// `experts`, if there is one, by layer of the model: [T/tp,k] of the layers with experts that
+  /// are here. Those that it has already are taken instead of the routers' choices.
   at::Tensor evaluate(models::Model& model, const at::Tensor& tokens, const nn::Pass& pass,
                       std::vector<at::Tensor>* experts = nullptr);
 

@@ -32,14 +32,17 @@ std::int64_t Admission::queued() const {
   return static_cast<std::int64_t>(groups_.size()) - running();
 }
 
-std::int64_t Admission::capacity() const {
+std::int64_t Admission::room() const {
   // Batches and not groups are counted: they may be smaller or larger than groups_per_batch, and
   // the next one can always be filled.
   const std::int64_t batches = options_.max_staleness + (is_cut_ ? 0 : 1);
-  const std::int64_t allowed =
-      batches * options_.groups_per_batch - static_cast<std::int64_t>(groups_.size());
-  const std::int64_t room = options_.max_inflight > 0 ? options_.max_inflight - running() : allowed;
-  return std::max<std::int64_t>(0, std::min(allowed, room));
+  return std::max<std::int64_t>(
+      0, batches * options_.groups_per_batch - static_cast<std::int64_t>(groups_.size()));
+}
+
+std::int64_t Admission::capacity() const {
+  if (options_.max_inflight == 0) return room();
+  return std::min(room(), std::max<std::int64_t>(0, options_.max_inflight - running()));
 }
 
 void Admission::start(std::int64_t cursor, std::int64_t version) {
@@ -93,9 +96,14 @@ std::optional<Admission::Batch> Admission::cut(bool no_more) {
   const bool is_all = no_more && available == static_cast<std::int64_t>(groups_.size());
   if (available == 0 || (available < wanted && !is_all)) return {};
 
-  Batch batch;
   const std::int64_t size = std::min(available, wanted);
   std::sort(finished.begin(), finished.end());
+  const auto& last = finished[static_cast<std::size_t>(size) - 1];
+  const auto runs_before_it = [&](const auto& entry) {
+    return !entry.second.is_finished && std::pair(entry.second.version, entry.first) < last;
+  };
+  if (options_.in_order && std::ranges::any_of(groups_, runs_before_it)) return {};
+  Batch batch;
   for (std::int64_t k = 0; k < size; ++k) {
     batch.cursors.push_back(finished[static_cast<std::size_t>(k)].second);
     groups_.erase(batch.cursors.back());

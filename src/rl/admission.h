@@ -14,14 +14,17 @@ struct AdmissionOptions {
   std::int64_t groups_per_batch = 32;  ///< B: a version's.
   std::int64_t max_inflight = 0;       ///< Running groups, a bound of memory; 0: none.
   StalePolicy policy = StalePolicy::kWait;
+  /// Batches have the groups in their order, none overtaking another: which form a batch does not
+  /// depend on who was faster.
+  bool in_order = false;
 };
 
 /// Decides which groups may start and which form the next batch, so that no token older than K
 /// versions is trained on. A batch is what one version is trained on:
 ///
 ///     admission   running + queued + B if the version's batch is cut <= (K + 1) B
-///     batch cut   oldest version first; it holds every group that would be older than K after the
-///                 publication
+///     batch cut   oldest version first, then the lowest cursor; it holds every group that would be
+///                 older than K after the publication
 ///
 /// Admission alone is not enough, because short trajectories overtake long ones. Knows no clock and
 /// no thread: the caller holds a lock. Groups are named by their cursors.
@@ -32,7 +35,9 @@ class Admission {
   /// After a resume: the trainer's version, whose batch is not cut. Nothing runs or is queued.
   void rebase(std::int64_t version);
 
-  /// Groups that may start now.
+  /// Groups that the bound of staleness admits now.
+  std::int64_t room() const;
+  /// Groups that may start now: room() as far as max_inflight lets them.
   std::int64_t capacity() const;
   /// `version`: of the weights that generate it. Throws InternalError if the group is there
   /// already, or without capacity.

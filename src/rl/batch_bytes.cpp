@@ -62,25 +62,29 @@ Trajectory trajectory_of(const Value& v) {
           .parts = v.at(6).get<std::map<std::string, double>>()};
 }
 
+/// Calls `visit` with each number, in the order in which they travel.
+template <class Counts, class Visit>
+void visit_numbers(Counts& c, const Visit& visit) {
+  for (auto* count : {&c.tokens, &c.groups, &c.filtered, &c.failed, &c.stale, &c.filtered_tokens,
+                      &c.failed_tokens, &c.stale_tokens, &c.all_right, &c.all_wrong, &c.running,
+                      &c.queued, &c.capacity, &c.prefill_saved, &c.engine.draws,
+                      &c.engine.recorded_draws, &c.engine.drawn_sequences, &c.engine.preempted})
+    visit(*count);
+  for (auto* seconds : {&c.seconds, &c.judging_s, &c.elapsed_s, &c.queue_age_s, &c.paused_s})
+    visit(*seconds);
+}
+
 Value value_of(const GenerationCounts& c) {
-  return {c.tokens,    c.groups,  c.filtered,  c.failed,    c.stale,   c.all_right,
-          c.all_wrong, c.seconds, c.judging_s, c.elapsed_s, c.running, c.queued};
+  Value value = Value::array();
+  visit_numbers(c, [&](const auto& number) { value.push_back(number); });
+  return value;
 }
 
 GenerationCounts counts_of(const Value& v) {
-  const auto count = [&](std::size_t i) { return v.at(i).get<std::int64_t>(); };
-  return {.tokens = count(0),
-          .groups = count(1),
-          .filtered = count(2),
-          .failed = count(3),
-          .stale = count(4),
-          .all_right = count(5),
-          .all_wrong = count(6),
-          .seconds = v.at(7).get<double>(),
-          .judging_s = v.at(8).get<double>(),
-          .elapsed_s = v.at(9).get<double>(),
-          .running = count(10),
-          .queued = count(11)};
+  GenerationCounts counts;
+  std::size_t i = 0;
+  visit_numbers(counts, [&](auto& number) { v.at(i++).get_to(number); });
+  return counts;
 }
 
 Value value_of(const Fate& f) {

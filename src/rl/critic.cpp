@@ -31,6 +31,7 @@ config::RunConfig config_of_critic(config::RunConfig config) {
   config.train.router_record.clear();
   config.train.router_replay.clear();
   config.train.spike = config::Spike::kOff;
+  config.train.grad_cosine = false;
   if (!config.train.recompute) config.train.recompute = parallel::Recompute::kFull;
   return config;
 }

@@ -88,22 +88,22 @@ void Experience::require_experts(const Group& group, std::int64_t prompt) const 
   }
 }
 
-at::Tensor Experience::experts_of(const std::vector<std::size_t>& rows) const {
-  std::vector<at::Tensor> parts;
-  for (const std::size_t i : rows) {
-    if (!experts_.empty()) {
-      parts.push_back(experts_.at(i));
-      continue;
-    }
-    const std::vector<std::uint16_t>& experts = rows_[i].trajectory->experts;
-    at::Tensor part = at::empty({length(i), expert_width_}, at::kShort);
-    auto* const numbers = part.mutable_data_ptr<std::int16_t>();
-    std::copy(experts.begin(), experts.end(), numbers);
-    // Nothing follows from the last token; it takes those of the one before.
-    std::copy(experts.end() - expert_width_, experts.end(), numbers + experts.size());
-    parts.push_back(std::move(part));
-  }
-  return at::cat(parts).t().contiguous();
+at::Tensor Experience::experts_of(std::size_t row) const {
+  if (!experts_.empty()) return experts_.at(row);
+  const std::vector<std::uint16_t>& experts = rows_[row].trajectory->experts;
+  at::Tensor table = at::empty({length(row), expert_width_}, at::kShort);
+  auto* const numbers = table.mutable_data_ptr<std::int16_t>();
+  std::copy(experts.begin(), experts.end(), numbers);
+  // Nothing follows from the last token; it takes those of the one before.
+  std::copy(experts.end() - expert_width_, experts.end(), numbers + experts.size());
+  return table;
+}
+
+std::vector<at::Tensor> Experience::experts() const {
+  std::vector<at::Tensor> all;
+  for (std::size_t row = 0; has_experts() && row < rows_.size(); ++row)
+    all.push_back(experts_of(row));
+  return all;
 }
 
 bool Experience::is_masked(const Trajectory& trajectory) const {
@@ -186,14 +186,26 @@ void Experience::correct(const objective::PolicyOptions& options) {
   if (sum > 1e-8 * count) mean_weight_ = sum / count;
 }
 
-std::int64_t Experience::dropped_tokens(std::int64_t part) const {
+std::int64_t Experience::sum_of_rows(std::int64_t part,
+                                     const std::function<std::int64_t(std::size_t)>& of) const {
   const auto [first, last] = groups_of(part);
   std::int64_t sum = 0;
-  for (std::size_t i = 0; i < dropped_.size(); ++i) {
+  for (std::size_t i = 0; i < rows_.size(); ++i) {
     const auto group = static_cast<std::int64_t>(rows_[i].group);
-    if (group >= first && group < last) sum += dropped_[i];
+    if (group >= first && group < last) sum += of(i);
   }
   return sum;
+}
+
+std::int64_t Experience::dropped_tokens(std::int64_t part) const {
+  return dropped_.empty() ? 0 : sum_of_rows(part, [&](std::size_t i) { return dropped_[i]; });
+}
+
+std::int64_t Experience::unread_tokens(std::int64_t part) const {
+  if (expert_width_ == 0) return 0;
+  return sum_of_rows(part, [&](std::size_t i) {
+    return length(i) - std::ssize(rows_[i].trajectory->experts) / expert_width_;
+  });
 }
 
 std::vector<std::vector<double>> Experience::token_rewards() const {
@@ -373,8 +385,10 @@ data::Step Experience::step(std::int64_t number, std::int64_t rank, std::int64_t
     for (const std::size_t i : bins[b])
       views.push_back({tokens_[i], labels_[i], weights_[i], static_cast<std::int64_t>(i), 0});
     data::Batch& batch = step.micro_batches.emplace_back(data::Batch::from_sequences(views));
-    if ((expert_width_ > 0 || !experts_.empty()) && !views.empty())
-      batch.experts = experts_of(bins[b]);
+    if (!has_experts() || views.empty()) continue;
+    std::vector<at::Tensor> experts;
+    for (const std::size_t i : bins[b]) experts.push_back(experts_of(i));
+    batch.experts = at::cat(experts).t().contiguous();
   }
   return step;
 }

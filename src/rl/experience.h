@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -33,6 +34,8 @@ class Experience {
   /// [rows] experts [tokens, expert width] int16 that the weights before the batch's first step
   /// chose; updates take them.
   void set_experts(std::vector<at::Tensor> experts) { experts_ = std::move(experts); }
+  /// By row the experts that updates take, as above; empty if the trainer's routers choose.
+  std::vector<at::Tensor> experts() const;
   /// Finds, once the anchor is set, what options.rejection leaves out and the mean of the
   /// importance weights. What is left out takes part in no step from now on.
   void correct(const objective::PolicyOptions& options);
@@ -41,6 +44,8 @@ class Experience {
   double mean_weight() const { return mean_weight_; }
   /// Tokens of the rows of a part that correct() left out.
   std::int64_t dropped_tokens(std::int64_t part) const;
+  /// Tokens of the rows of a part whose experts generation did not tell.
+  std::int64_t unread_tokens(std::int64_t part) const;
   /// [rows][tokens] values by the critic at each token with a label, of what follows it; advantage
   /// gae needs them.
   void set_values(std::vector<std::vector<double>> values) { values_ = std::move(values); }
@@ -74,9 +79,12 @@ class Experience {
     std::size_t group;
     std::int64_t prompt;  ///< Its tokens.
   };
+  /// Sum over the rows of a part.
+  std::int64_t sum_of_rows(std::int64_t part,
+                           const std::function<std::int64_t(std::size_t)>& of) const;
+  bool has_experts() const { return expert_width_ > 0 || !experts_.empty(); }
+  at::Tensor experts_of(std::size_t row) const;
   void require_experts(const Group& group, std::int64_t prompt) const;
-  /// Experts of the rows of a micro-batch, see data::Batch.
-  at::Tensor experts_of(const std::vector<std::size_t>& rows) const;
   std::int64_t length(std::size_t row) const { return std::ssize(tokens_[row]); }
   bool is_masked(const Trajectory& trajectory) const;
   double penalty_of(const Trajectory& trajectory) const;

@@ -19,7 +19,8 @@ AdmissionOptions admission_options(const config::RlSection& rl) {
   return {.max_staleness = rl.staleness(),
           .groups_per_batch = rl.groups_per_batch(),
           .max_inflight = rl.mode == config::RlMode::kAsync ? rl.max_inflight_groups : 0,
-          .policy = rl.stale_policy};
+          .policy = rl.stale_policy,
+          .in_order = rl.deterministic};
 }
 
 /// Programs and servers are asked for verdicts so often while tokens are drawn: ranks exchange
@@ -43,7 +44,7 @@ Generation::Generation(const config::RunConfig& config, assembly::ModelOnRanks& 
       tokenizer_(std::move(tokenizer)),
       prompts_(prompts),
       end_(end_of(config, prompts)),
-      judge_(config.rl.reward, model.context.mesh.world_group()),
+      judge_(config.rl.reward, config.rl.deterministic, model.context.mesh.world_group()),
       admission_(admission_options(config.rl)),
       stop_ids_(rollout::end_tokens(*tokenizer_, model.source.get())) {
   // Slots are made when the optimizer has its parameters already.
@@ -113,23 +114,27 @@ std::optional<Batch> Generation::try_next() {
   const std::optional<Admission::Batch> cut = admission_.cut(no_more);
   if (!cut && !(running_.empty() && no_more)) return std::nullopt;
   for (const std::int64_t cursor : cut ? cut->dropped : std::vector<std::int64_t>()) {
-    ++news_.counts.stale;
-    abort(cursor);
+    count_stale(abort(cursor));
   }
+  if (engine_) news_.counts.engine = engine_->take_counts();
   Batch batch = std::exchange(news_, {});
   const auto now = std::chrono::steady_clock::now();
   batch.counts.running = admission_.running();
   batch.counts.queued = admission_.queued();
+  batch.counts.capacity = admission_.room();
   batch.counts.elapsed_s = std::chrono::duration<double>(now - last_batch_).count();
   last_batch_ = now;
   if (cut) {
-    generated_since_cut_ = 0;
     std::vector<std::int64_t> cursors = cut->cursors;
     std::sort(cursors.begin(), cursors.end());
+    double waited_s = 0;
     for (const std::int64_t cursor : cursors) {
-      batch.groups.push_back(std::move(finished_.at(cursor)));
+      Finished& finished = finished_.at(cursor);
+      waited_s += std::chrono::duration<double>(now - finished.at).count();
+      batch.groups.push_back(std::move(finished.group));
       finished_.erase(cursor);
     }
+    batch.counts.queue_age_s = waited_s / static_cast<double>(cursors.size());
   }
   batch.state = state();
   return batch;
@@ -144,6 +149,9 @@ bool Generation::advance() {
 
 void Generation::prepare_update() {
   if (config_.rl.update_mode == config::UpdateMode::kWait) {
+    if (config_.rl.deterministic) {
+      while (advance()) continue;
+    }
     while (!running_.empty()) pass();
   } else if (config_.rl.update_mode == config::UpdateMode::kAbort) {
     std::vector<std::int64_t> cursors;
@@ -157,15 +165,17 @@ void Generation::prepare_update() {
 
 void Generation::updated() {
   for (const std::int64_t cursor : admission_.publish()) {
-    ++news_.counts.stale;
     const auto finished = finished_.find(cursor);
     if (finished == finished_.end()) {
-      abort(cursor);
+      count_stale(abort(cursor));
     } else {
-      again_[cursor] = finished->second.attempt + 1;
+      const Group& group = finished->second.group;
+      count_stale(group.sampled_tokens());
+      again_[cursor] = group.attempt + 1;
       finished_.erase(finished);
     }
   }
+  generated_ = 0;
   weights_changed();
 }
 
@@ -259,6 +269,7 @@ void Generation::take(Running& running, std::size_t place, rollout::Completion c
   // The anchor is the distribution that tokens were drawn from.
   const bool is_own = config_.rollout.temperature == 1 && !config_.rollout.has_cuts();
   const std::int64_t version = pins() ? completion.adapter_version : -1;
+  news_.counts.prefill_saved += completion.cached_tokens;
   add_turn(running.group.trajectories[place], std::move(completion), is_own, version);
   judge_.submit(prompts_.row(running.group.row), running.group, place);
   ++running.judged;
@@ -317,17 +328,18 @@ void Generation::finish(std::int64_t cursor, const std::optional<std::string>& e
   Group group = std::move(running.group);
   running_.erase(cursor);
   ++counts.groups;
-  ++generated_since_cut_;
+  ++generated_;
   news_.fates.push_back({.kind = Fate::Kind::kCompleted, .dispatch = {.cursor = cursor}});
   const auto reject = [&](Rejection reason) {
     admission_.forget(cursor);
     news_.fates.push_back({.kind = Fate::Kind::kRejected,
                            .dispatch = {.cursor = cursor},
                            .reason = reason,
-                           .tokens = group.tokens()});
+                           .tokens = group.sampled_tokens()});
   };
   if (error) {
     ++counts.failed;
+    counts.failed_tokens += group.sampled_tokens();
     if (++failed_in_a_row_ >= std::max(kMostFailures, config_.rl.groups_per_batch())) {
       throw_error<Error>("rl.reward: none of the last {} prompts could be judged; the last one: {}",
                          failed_in_a_row_, *error);
@@ -341,38 +353,46 @@ void Generation::finish(std::int64_t cursor, const std::optional<std::string>& e
     ++(group.trajectories.front().reward > 0 ? counts.all_right : counts.all_wrong);
     if (may_filter()) {
       ++counts.filtered;
+      counts.filtered_tokens += group.sampled_tokens();
       reject(Rejection::kFiltered);
       return;
     }
   }
   if (admission_.finish(cursor, group.oldest_version())) {
-    finished_.emplace(cursor, std::move(group));
+    finished_.emplace(cursor, Finished{std::move(group), std::chrono::steady_clock::now()});
   } else {
-    ++counts.stale;
+    count_stale(group.sampled_tokens());
     again_[cursor] = group.attempt + 1;
   }
 }
 
 bool Generation::may_filter() const {
   const config::RlSection& rl = config_.rl;
-  return rl.dynamic_sampling && generated_since_cut_ < rl.max_attempts * rl.groups_per_batch();
+  return rl.dynamic_sampling && generated_ < rl.max_attempts * rl.groups_per_batch();
 }
 
-void Generation::abort(std::int64_t cursor) {
+std::int64_t Generation::abort(std::int64_t cursor) {
   const auto found = running_.find(cursor);
+  std::int64_t tokens = found->second.group.sampled_tokens();
   for (const auto& [id, place] : found->second.requests) {
-    engine_->abort(id);
+    tokens += std::ssize(engine_->abort(id).output_ids);
     cursor_of_.erase(id);
   }
   again_[cursor] = found->second.group.attempt + 1;
   running_.erase(found);
+  return tokens;
+}
+
+void Generation::count_stale(std::int64_t tokens) {
+  ++news_.counts.stale;
+  news_.counts.stale_tokens += tokens;
 }
 
 nlohmann::json Generation::state() const {
   // Attempts begin again with the next number, as some of their tokens were seen already.
   std::map<std::int64_t, std::int64_t> again = again_;
   for (const auto& [cursor, running] : running_) again[cursor] = running.group.attempt + 1;
-  for (const auto& [cursor, group] : finished_) again[cursor] = group.attempt + 1;
+  for (const auto& [cursor, finished] : finished_) again[cursor] = finished.group.attempt + 1;
   nlohmann::json pending = nlohmann::json::array();
   for (const auto& [cursor, attempt] : again) pending.push_back({cursor, attempt});
   return {{"next_cursor", next_cursor_}, {"pending", pending}};

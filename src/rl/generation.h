@@ -43,7 +43,9 @@ class Generation : public GroupSource {
   std::optional<Batch> try_next();
   /// Starts what may start and makes one pass. False if there is nothing to do.
   bool advance();
-  /// Brings running groups to where the weights may change, as rl.update_mode says.
+  /// Brings running groups to where the weights may change, as rl.update_mode says. With mode wait
+  /// and rl.deterministic it ends all groups that the old weights may generate, so that the weights
+  /// of a group do not depend on the clock.
   void prepare_update();
   /// The weights have other values, under version().
   void weights_changed();
@@ -74,8 +76,10 @@ class Generation : public GroupSource {
   void begin_turn(Running& running, std::size_t place, std::string observation);
   /// All of the group is judged, or it cannot be.
   void finish(std::int64_t cursor, const std::optional<std::string>& error = {});
-  /// A group goes back to the prompts.
-  void abort(std::int64_t cursor);
+  /// A running group goes back to the prompts. Returns how many tokens were drawn for it.
+  std::int64_t abort(std::int64_t cursor);
+  /// Counts a group that is too old, for which so many tokens were drawn.
+  void count_stale(std::int64_t tokens);
   bool may_filter() const;
   nlohmann::json state() const;
 
@@ -92,11 +96,15 @@ class Generation : public GroupSource {
   std::unique_ptr<sync::Publisher> hashed_;       ///< Made by the first weights_hash().
   std::map<std::int64_t, Running> running_;       ///< By cursor.
   std::map<rollout::RequestId, std::int64_t> cursor_of_;
-  std::map<std::int64_t, Group> finished_;      ///< By cursor.
+  struct Finished {
+    Group group;
+    std::chrono::steady_clock::time_point at;
+  };
+  std::map<std::int64_t, Finished> finished_;   ///< By cursor.
   std::map<std::int64_t, std::int64_t> again_;  ///< Cursor to issue again -> its attempt.
   std::int64_t next_cursor_ = 0;
-  std::int64_t generated_since_cut_ = 0;  ///< Groups, filtered ones included.
-  std::int64_t failed_in_a_row_ = 0;      ///< Groups that could not be judged, since one that was.
+  std::int64_t generated_ = 0;        ///< Groups since the weights changed, filtered ones included.
+  std::int64_t failed_in_a_row_ = 0;  ///< Groups that could not be judged, since one that was.
   std::int64_t passes_ = 0;
   Batch news_;  ///< Counts and fates since the last batch.
   std::chrono::steady_clock::time_point last_batch_ = std::chrono::steady_clock::now();

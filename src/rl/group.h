@@ -47,9 +47,10 @@ struct Group {
   std::int64_t row = 0;  ///< For the prompts.
   std::vector<Trajectory> trajectories = {};
 
-  std::int64_t tokens() const {
+  /// Tokens that the policy drew.
+  std::int64_t sampled_tokens() const {
     std::int64_t sum = 0;
-    for (const Trajectory& t : trajectories) sum += std::ssize(t.tokens);
+    for (const Trajectory& t : trajectories) sum += t.sampled_tokens();
     return sum;
   }
   /// Oldest weights that drew one of its tokens.

@@ -7,6 +7,7 @@
 
 #include "rl/group.h"
 #include "rl/ledger.h"
+#include "rollout/engine_counts.h"
 
 namespace heddle::rl {
 
@@ -14,11 +15,19 @@ namespace heddle::rl {
 struct GenerationCounts {
   std::int64_t tokens = 0, groups = 0;
   std::int64_t filtered = 0, failed = 0, stale = 0;
+  /// Tokens that the policy drew for these.
+  std::int64_t filtered_tokens = 0, failed_tokens = 0, stale_tokens = 0;
   std::int64_t all_right = 0, all_wrong = 0;  ///< Groups of equal rewards, above 0 or not.
   double seconds = 0, judging_s = 0;  ///< In passes, and that part of it in which rewards came.
   double elapsed_s = 0;               ///< Since the batch before.
   /// Groups when the batch was there, those of it left out: under way, and finished.
   std::int64_t running = 0, queued = 0;
+  std::int64_t capacity = 0;  ///< Groups that the bound of staleness would admit besides then.
+  double queue_age_s = 0;     ///< Mean time that the batch's groups waited for it.
+  double paused_s = 0;        ///< Other ranks generate: time that they stood still for weights.
+  std::int64_t prefill_saved = 0;  ///< Tokens of prompts that another sequence's state held.
+  rollout::EngineCounts engine = {};
+  bool operator==(const GenerationCounts&) const = default;
 };
 
 /// An event in the life of a group, for the ledger.
@@ -48,6 +57,8 @@ struct Batch {
 struct Publications {
   std::int64_t bytes = 0, damaged = 0;  ///< Damaged: buckets that were sent again.
   std::int64_t verified = 0;            ///< Tensors that were compared with the trainer's.
+  double wire_s = 0;                    ///< Time of gathering, sending and checking them.
+  double rendezvous_s = 0;              ///< Time of meeting whoever generates; 0: did not.
 };
 
 /// Where batches come from: the model in training, or other ranks. All trainer ranks make the same

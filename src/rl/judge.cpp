@@ -1,6 +1,8 @@
 #include "rl/judge.h"
 
+#include <algorithm>
 #include <chrono>
+#include <iterator>
 #include <utility>
 
 #include <fmt/format.h>
@@ -89,11 +91,13 @@ Verdict from_json(const Json& v) {
 
 }  // namespace
 
-Judge::Judge(const config::RlReward& section, const comm::Group& everybody)
-    : everybody_(everybody), answers_at_once_(!section.verifiers.empty()) {
+Judge::Judge(const config::RlReward& section, bool in_order, const comm::Group& everybody)
+    : everybody_(everybody),
+      in_order_(in_order),
+      answers_at_once_(in_order || !section.verifiers.empty()) {
   if (everybody_.rank() != 0) return;
   const reward::RewardOptions options = options_of(section);
-  if (answers_at_once_) {
+  if (!section.verifiers.empty()) {
     reward_ = reward::make_reward(options);
   } else {
     queue_ = std::make_unique<reward::ScoreQueue>(options);
@@ -129,7 +133,7 @@ std::vector<Verdict> Judge::scored(bool waits) {
   return verdicts;
 }
 
-std::vector<Verdict> Judge::take(bool waits) {
+std::vector<Verdict> Judge::exchange(bool waits) {
   std::vector<Verdict> verdicts;
   if (everybody_.size() == 1) {
     verdicts = scored(waits);
@@ -149,6 +153,15 @@ std::vector<Verdict> Judge::take(bool waits) {
     for (const Json& verdict : answer["verdicts"]) verdicts.push_back(from_json(verdict));
   }
   pending_ -= std::ssize(verdicts);
+  return verdicts;
+}
+
+std::vector<Verdict> Judge::take(bool waits) {
+  std::vector<Verdict> verdicts = exchange(waits || in_order_);
+  if (!in_order_) return verdicts;
+  while (pending_ > 0) std::ranges::move(exchange(true), std::back_inserter(verdicts));
+  std::ranges::sort(verdicts, {},
+                    [](const Verdict& v) { return std::pair(v.cursor, v.place); });
   return verdicts;
 }
 

@@ -26,8 +26,9 @@ struct Verdict {
 /// answer at once; programs and servers work while the model goes on generating.
 class Judge {
  public:
+  /// In order: verdicts do not depend on how long each took; whoever takes them waits for all.
   /// Throws ConfigError.
-  Judge(const config::RlReward& options, const comm::Group& everybody);
+  Judge(const config::RlReward& options, bool in_order, const comm::Group& everybody);
 
   /// Gives the last turn of a trajectory to be judged. Called by all ranks.
   void submit(const Prompt& prompt, const Group& group, std::size_t place);
@@ -41,9 +42,10 @@ class Judge {
 
  private:
   std::vector<Verdict> scored(bool waits);
+  std::vector<Verdict> exchange(bool waits);
 
   comm::Group everybody_;
-  bool answers_at_once_;
+  bool in_order_, answers_at_once_;
   std::int64_t pending_ = 0;
   /// On rank 0, one of the two.
   std::unique_ptr<reward::Reward> reward_;

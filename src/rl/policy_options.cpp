@@ -27,6 +27,7 @@ objective::PolicyOptions policy_options(const config::RunConfig& config) {
   options.dro_beta = rl.algorithm.dro_beta;
   options.entropy_coefficient = rl.algorithm.entropy_coef;
   options.constant_length = static_cast<double>(config.rollout.max_new_tokens);
+  options.longest_sequence = config.data.max_length;
   if (rl.reference.kl_where == config::KlWhere::kLoss)
     options.kl_coefficient = rl.reference.kl_coef;
   options.kl_form = rl.reference.kl_form;

@@ -76,11 +76,13 @@ RemoteGeneration::~RemoteGeneration() {
 }
 
 void RemoteGeneration::meet_rollouts() {
+  const Timed timed(publications_.rendezvous_s);
   met_ = meet(config_.sync, *world_, roster_->members(), facts_of_run(config_, prompts_));
 }
 
 /// On the thread that owns the device.
 void RemoteGeneration::connect() {
+  const Timed timed(publications_.rendezvous_s);
   const std::int64_t generation = roster_->members().generation;
   publisher_.connect(std::move(met_.weights), generation + 1);
   link_ = std::make_unique<Link>(std::move(met_.messages), *world_, generation, [this] {
@@ -187,6 +189,7 @@ void RemoteGeneration::publish() {
   hash_ = report.weights_hash;
   publications_.bytes += report.bytes;
   publications_.damaged += report.damaged;
+  publications_.wire_s += report.seconds;
   const bool is_first = !std::exchange(is_published_, true);
   log::debug("rl: weights {} published: {} bytes in {:.3f} s", version_, report.bytes,
              report.seconds);

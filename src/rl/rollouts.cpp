@@ -8,12 +8,14 @@
 #include "assembly/model_units.h"
 #include "base/errors.h"
 #include "base/log.h"
+#include "device/device.h"
 #include "rl/batch_bytes.h"
 #include "rl/generation.h"
 #include "rl/link.h"
 #include "rl/membership.h"
 #include "rl/published.h"
 #include "rl/remote_generation.h"
+#include "rl/timed.h"
 #include "sync/verification.h"
 #include "sync/weight_sync.h"
 #include "train/vocabulary.h"
@@ -104,6 +106,7 @@ class Service {
       }
       if (is_wanted_) {
         if (std::optional<Batch> batch = generation_.try_next()) {
+          batch->counts.paused_s = std::exchange(paused_s_, 0);
           link_->send(to_bytes(*batch));
           is_wanted_ = false;
         }
@@ -149,6 +152,7 @@ class Service {
 
   void take_weights(bool is_new_version, std::int64_t version) {
     if (is_new_version) generation_.prepare_update();
+    const Timed timed(paused_s_);
     link_->send("ready");
     const std::int64_t received = receive(version);
     if (received != version)
@@ -160,6 +164,7 @@ class Service {
     } else {
       generation_.weights_changed();
     }
+    device::synchronize(model_.context.device);
   }
 
   /// Whoever holds the group's store is its sender: when that one is frozen, the group's own error
@@ -179,6 +184,7 @@ class Service {
   sync::Subscriber subscriber_;
   std::unique_ptr<Link> link_;
   bool is_wanted_ = false;  ///< The trainer waits for a batch.
+  double paused_s_ = 0;     ///< See GenerationCounts.
 };
 
 }  // namespace

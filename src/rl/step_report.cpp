@@ -4,7 +4,6 @@
 #include <cmath>
 #include <map>
 #include <string>
-#include <tuple>
 #include <utility>
 
 namespace heddle::rl {
@@ -17,6 +16,39 @@ double deviation_of(const std::vector<double>& values) {
   return values.size() < 2 ? 0 : std::sqrt(squares / static_cast<double>(values.size() - 1));
 }
 
+/// Means over the tokens of each part, by its number, where it has any.
+void report_parts(std::span<const objective::MismatchSums> parts, const Metric& k1,
+                  const Metric& k3, train::StepInfo& info) {
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    const objective::MismatchSums& part = parts[i];
+    if (part.tokens == 0) continue;
+    info.metrics.set(k1, std::to_string(i), part.k1 / part.tokens);
+    info.metrics.set(k3, std::to_string(i), part.k3 / part.tokens);
+  }
+}
+
+/// Versions of the batch's tokens, and what waits and runs besides it.
+void report_queue(const Batch& batch, train::StepInfo& info) {
+  const GenerationCounts& counts = batch.counts;
+  std::vector<double> spans;
+  double partial = 0, completions = 0;
+  for (const Group& group : batch.groups) {
+    spans.push_back(static_cast<double>(group.newest_version() - group.oldest_version()));
+    completions += static_cast<double>(group.trajectories.size());
+    for (const Trajectory& trajectory : group.trajectories) {
+      const auto [oldest, newest] = std::ranges::minmax_element(trajectory.versions);
+      partial += oldest != trajectory.versions.end() && *oldest != *newest;
+    }
+  }
+  info.metrics.set(metric::kPartialRatio, completions > 0 ? partial / completions : 0);
+  info.metrics.set(metric::kSpanMax, spans.empty() ? 0 : *std::ranges::max_element(spans));
+  info.metrics.set(metric::kSpanMean, mean_of(spans));
+  info.metrics.set(metric::kGroupsRunning, static_cast<double>(counts.running));
+  info.metrics.set(metric::kGroupsQueued, static_cast<double>(counts.queued));
+  info.metrics.set(metric::kQueueAge, counts.queue_age_s);
+  info.metrics.set(metric::kCapacity, static_cast<double>(counts.capacity));
+}
+
 }  // namespace
 
 double mean_of(const std::vector<double>& values) {
@@ -25,11 +57,14 @@ double mean_of(const std::vector<double>& values) {
   return values.empty() ? 0 : sum / static_cast<double>(values.size());
 }
 
-void report_groups(std::span<const Group> groups, std::int64_t version, train::StepInfo& info) {
+void report_groups(std::span<const Group> groups, std::int64_t version, bool is_async,
+                   train::StepInfo& info) {
   std::vector<double> rewards, lengths;
   std::map<std::string, std::vector<double>> parts;
+  std::map<std::int64_t, std::int64_t> by_age;
   double staleness = 0, largest_staleness = 0, truncated = 0;
   for (const Group& group : groups) {
+    ++by_age[version - group.oldest_version()];
     const auto age = static_cast<double>(version - group.oldest_version());
     staleness += age;
     largest_staleness = std::max(largest_staleness, age);
@@ -53,43 +88,65 @@ void report_groups(std::span<const Group> groups, std::int64_t version, train::S
   info.metrics.set(metric::kTruncated, truncated / static_cast<double>(rewards.size()));
   info.metrics.set(metric::kStalenessMean, staleness / static_cast<double>(groups.size()));
   info.metrics.set(metric::kStalenessMax, largest_staleness);
+  for (const auto& [age, count] : by_age) {
+    if (is_async)
+      info.metrics.set(metric::kStalenessGroups, std::to_string(age), static_cast<double>(count));
+  }
 }
 
-void report_generation(const Batch& batch, bool is_async, train::StepInfo& info) {
+void report_generation(const Batch& batch, bool is_async, std::int64_t ranks,
+                       train::StepInfo& info) {
   const GenerationCounts& counts = batch.counts;
-  if (is_async) {
-    std::int64_t span = 0;
-    double partial = 0, completions = 0;
-    for (const Group& group : batch.groups) {
-      span = std::max(span, group.newest_version() - group.oldest_version());
-      completions += static_cast<double>(group.trajectories.size());
-      for (const Trajectory& trajectory : group.trajectories) {
-        const auto [oldest, newest] = std::ranges::minmax_element(trajectory.versions);
-        partial += oldest != trajectory.versions.end() && *oldest != *newest;
-      }
-    }
-    info.metrics.set(metric::kPartialRatio, completions > 0 ? partial / completions : 0);
-    info.metrics.set(metric::kSpanMax, static_cast<double>(span));
-    info.metrics.set(metric::kGroupsRunning, static_cast<double>(counts.running));
-    info.metrics.set(metric::kGroupsQueued, static_cast<double>(counts.queued));
-  }
+  if (is_async) report_queue(batch, info);
   const double generating = counts.seconds - counts.judging_s;
-  info.metrics.set(metric::kGenTokens, static_cast<double>(counts.tokens));
-  info.metrics.set(metric::kGenTokensPerSecond,
-                   generating > 0 ? static_cast<double>(counts.tokens) / generating : 0);
+  const auto set = [&](const Metric& metric, std::int64_t count) {
+    info.metrics.set(metric, static_cast<double>(count));
+  };
+  // A part of a whole, where there is a whole.
+  const auto set_share = [&](const Metric& metric, std::int64_t part, double whole) {
+    if (whole > 0) info.metrics.set(metric, static_cast<double>(part) / whole);
+  };
+  set(metric::kGenTokens, counts.tokens);
+  const double rate = generating > 0 ? static_cast<double>(counts.tokens) / generating : 0;
+  info.metrics.set(metric::kGenTokensPerSecond, rate);
+  info.metrics.set(
+      metric::kGenTokensPerSecondPerRank,
+      rate / static_cast<double>(batch.rollout_ranks > 0 ? batch.rollout_ranks : ranks));
+  const auto draws = static_cast<double>(counts.engine.draws);
+  set_share(metric::kGenBatch, counts.engine.drawn_sequences, draws);
+  set_share(metric::kGenRecorded, counts.engine.recorded_draws, draws);
+  set(metric::kGenPrefillSaved, counts.prefill_saved);
+  set(metric::kGenPreempted, counts.engine.preempted);
   info.metrics.set(metric::kGenSeconds, generating);
   info.metrics.set(metric::kScoreSeconds, counts.judging_s);
-  info.metrics.set(metric::kGroupsAllRight, static_cast<double>(counts.all_right));
-  info.metrics.set(metric::kGroupsAllWrong, static_cast<double>(counts.all_wrong));
-  info.metrics.set(metric::kRejectedFiltered, static_cast<double>(counts.filtered));
-  info.metrics.set(metric::kRejectedFailed, static_cast<double>(counts.failed));
-  info.metrics.set(metric::kRejectedStale, static_cast<double>(counts.stale));
-  std::vector<double> stale_tokens;
-  for (const Fate& fate : batch.fates) {
-    if (fate.kind == Fate::Kind::kRejected && fate.reason == Rejection::kStale)
-      stale_tokens.push_back(static_cast<double>(fate.tokens));
-  }
-  if (!stale_tokens.empty()) info.metrics.set(metric::kRejectedStaleTokens, mean_of(stale_tokens));
+  set(metric::kGroupsAllRight, counts.all_right);
+  set(metric::kGroupsAllWrong, counts.all_wrong);
+  set(metric::kRejectedFiltered, counts.filtered);
+  set_share(metric::kRejectedFilteredTokens, counts.filtered_tokens,
+            static_cast<double>(counts.filtered));
+  set(metric::kRejectedFailed, counts.failed);
+  set_share(metric::kRejectedFailedTokens, counts.failed_tokens,
+            static_cast<double>(counts.failed));
+  set(metric::kRejectedStale, counts.stale);
+  set_share(metric::kRejectedStaleTokens, counts.stale_tokens, static_cast<double>(counts.stale));
+}
+
+void report_publications(const Publications& sent, train::StepInfo& info) {
+  info.metrics.set(metric::kSyncBytes, static_cast<double>(sent.bytes));
+  info.metrics.set(metric::kSyncDamaged, static_cast<double>(sent.damaged));
+  info.metrics.set(metric::kSyncVerified, static_cast<double>(sent.verified));
+  info.metrics.set(metric::kSyncWireSeconds, sent.wire_s);
+  if (sent.wire_s > 0)
+    info.metrics.set(metric::kSyncBytesPerSecond, static_cast<double>(sent.bytes) / sent.wire_s);
+  if (sent.rendezvous_s > 0) info.metrics.set(metric::kRendezvousSeconds, sent.rendezvous_s);
+}
+
+void report_ledger(const LedgerState& state, train::StepInfo& info) {
+  std::int64_t rejected = 0;
+  for (const auto& [reason, count] : state.rejected) rejected += count;
+  info.metrics.set(metric::kLedgerConsumed, static_cast<double>(state.consumed));
+  info.metrics.set(metric::kLedgerRejected, static_cast<double>(rejected));
+  info.metrics.set(metric::kLedgerPending, static_cast<double>(state.pending.size()));
 }
 
 void report_times(const StepTimes& times, double seconds, const Batch* batch,
@@ -111,6 +168,7 @@ void report_times(const StepTimes& times, double seconds, const Batch* batch,
   const GenerationCounts& counts = batch->counts;
   info.metrics.set(metric::kRolloutRanks, static_cast<double>(batch->rollout_ranks));
   info.metrics.set(metric::kWaitSeconds, batch->waited_s);
+  info.metrics.set(metric::kSyncPauseSeconds, counts.paused_s);
   info.metrics.set(metric::kIdleTrainer, batch->waited_s / info.seconds);
   info.metrics.set(metric::kIdleRollout,
                    counts.elapsed_s > 0 ? std::max(0.0, 1 - counts.seconds / counts.elapsed_s) : 0);
@@ -128,13 +186,8 @@ void report_policy(const objective::PolicyStatistics& all, std::int64_t dropped,
   info.metrics.set(metric::kClipHigh, mean(all.clipped_high));
   info.metrics.set(metric::kMismatchK1, mean(all.mismatch_k1));
   info.metrics.set(metric::kMismatchK3, mean(all.mismatch_k3));
-  const std::tuple<const char*, double, double> ages[] = {
-      {"0", all.age0_mismatch_k3, all.age0_tokens},
-      {"1", all.age1_mismatch_k3, all.age1_tokens},
-      {"2", all.older_mismatch_k3, all.older_tokens}};
-  for (const auto& [age, sum, tokens] : ages) {
-    if (tokens > 0) info.metrics.set(metric::kMismatchK3OfAge, age, sum / tokens);
-  }
+  report_parts(all.by_age, metric::kMismatchK1OfAge, metric::kMismatchK3OfAge, info);
+  report_parts(all.by_depth, metric::kMismatchK1OfDepth, metric::kMismatchK3OfDepth, info);
   info.metrics.set(metric::kMismatchAbsMean, mean(all.mismatch_abs));
   info.metrics.set(metric::kMismatchAbsMax, all.mismatch_abs_max);
   info.metrics.set(metric::kMismatchChi2, all.tokens > 0 ? mean(all.mismatch_squared) - 1 : 0);

@@ -23,10 +23,17 @@ struct StepTimes {
   double record = 0;   ///< Ledger, groups.jsonl, hash of the weights.
 };
 
-/// Rewards, lengths and ages of the groups that weights of `version` were trained on.
-void report_groups(std::span<const Group> groups, std::int64_t version, train::StepInfo& info);
-/// How the batch came to be, `is_async`: over updates.
-void report_generation(const Batch& batch, bool is_async, train::StepInfo& info);
+/// Rewards, lengths and ages of the groups that weights of `version` were trained on; `is_async`:
+/// generated over updates.
+void report_groups(std::span<const Group> groups, std::int64_t version, bool is_async,
+                   train::StepInfo& info);
+/// How the batch came to be. `ranks`: those of the trainer, which generate unless others do.
+void report_generation(const Batch& batch, bool is_async, std::int64_t ranks,
+                       train::StepInfo& info);
+/// Weights that went to other ranks.
+void report_publications(const Publications& sent, train::StepInfo& info);
+/// Groups of the run so far, by what became of them.
+void report_ledger(const LedgerState& state, train::StepInfo& info);
 /// Where the step's `seconds` went. `batch`: the one that it is the first step of; null for further
 /// ones, which wait for nothing. `info` has the time of the update; it gets that of the whole step.
 void report_times(const StepTimes& times, double seconds, const Batch* batch,

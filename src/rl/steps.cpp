@@ -95,12 +95,6 @@ Steps::Steps(const config::RunConfig& config, train::Setup& setup, objective::Po
           config::to_string(config.rl.router_replay));
     }
     if (config.rl.replays_generation()) expert_width_ = width;
-    if (expert_width_ > 0 && config.rl.finds_anchor()) {
-      throw ConfigError(
-          "rl.old_logprobs: recompute with rl.sync_every or rl.epochs above 1, "
-          "rl.correction.is_batch_normalize or rs_denominator drop cannot replay the experts of "
-          "generation; give rl.router_replay r2 or off, or rl.old_logprobs rollout");
-    }
   }
   if (config.rl.has_critic()) critic_ = std::make_unique<Critic>(config, setup, info_.total_steps);
   batch_.state = {{"next_cursor", 0}, {"pending", nlohmann::json::array()}};
@@ -198,15 +192,16 @@ std::span<const Group> Steps::groups_of_step() const {
 }
 
 void Steps::find_anchor() {
-  const bool replays = config_.rl.router_replay == config::RouterReplay::kR2;
+  const bool records = config_.rl.router_replay == config::RouterReplay::kR2;
   std::vector<at::Tensor> experts;
-  experience_->set_anchor(
-      scores(setup_.placed, /*with_adapters=*/true, replays ? &experts : nullptr));
-  if (replays) experience_->set_experts(std::move(experts));
+  experience_->set_anchor(scores(setup_.placed, /*with_adapters=*/true,
+                                 records ? &experts : nullptr, experience_->experts()));
+  if (records) experience_->set_experts(std::move(experts));
 }
 
 std::vector<train::RowScore> Steps::scores(const assembly::ModelOnRanks& model, bool with_adapters,
-                                           std::vector<at::Tensor>* experts) const {
+                                           std::vector<at::Tensor>* experts,
+                                           std::span<const at::Tensor> given) const {
   train::Scorer scorer(model, with_adapters);
   const std::int64_t ranks = setup_.placed.context.mesh.data_size(),
                      most = config_.train.micro_batch_tokens * ranks;
@@ -218,8 +213,10 @@ std::vector<train::RowScore> Steps::scores(const assembly::ModelOnRanks& model, 
       tokens += std::ssize(rows[last]);
     const auto part = rows.subspan(first, last - first);
     std::vector<at::Tensor> chosen;
-    for (train::RowScore& score : scorer.score(part, {.temperature = config_.rollout.temperature},
-                                               experts != nullptr ? &chosen : nullptr))
+    for (train::RowScore& score :
+         scorer.score(part, {.temperature = config_.rollout.temperature},
+                      experts != nullptr ? &chosen : nullptr,
+                      given.empty() ? given : given.subspan(first, last - first)))
       scores.push_back(std::move(score));
     if (experts == nullptr) continue;
     std::vector<std::int64_t> of_ranks(static_cast<std::size_t>(ranks));
@@ -326,9 +323,11 @@ std::vector<ckpt::TensorPart> Steps::state(bool with_copies) const {
 
 void Steps::on_updated(train::StepInfo& info) {
   const config::RlReference& reference = config_.rl.reference;
-  report_groups(groups_of_step(), source_->version(), info);
+  const bool is_async = config_.rl.mode == config::RlMode::kAsync;
+  report_groups(groups_of_step(), source_->version(), is_async, info);
   const bool begins_batch = updates_ == 1;
-  if (begins_batch) report_generation(batch_, config_.rl.mode == config::RlMode::kAsync, info);
+  if (begins_batch)
+    report_generation(batch_, is_async, setup_.placed.context.mesh.world_size(), info);
   const objective::PolicyStatistics statistics = policy_.take_statistics();
   report_policy(statistics, experience_->dropped_tokens(part()),
                 reference.kl_coef > 0 && reference.kl_where == config::KlWhere::kLoss, info);
@@ -336,17 +335,18 @@ void Steps::on_updated(train::StepInfo& info) {
   if (statistics.tokens > 0) entropy_bonus_.updated(statistics.entropy / statistics.tokens);
   if (reference_) reference_->updated(done_);
   if (critic_) critic_->report(info);
+  if (expert_width_ > 0)
+    info.metrics.set(metric::kRouterMissing,
+                     static_cast<double>(experience_->unread_tokens(part())));
   {
     const Timed timed(times_.record);
     record_consumed();
   }
   if (ends_batch()) publish();
   if (config_.rl.is_disaggregated()) {
-    const Publications sent = source_->take_publications();
-    info.metrics.set(metric::kSyncBytes, static_cast<double>(sent.bytes));
-    info.metrics.set(metric::kSyncDamaged, static_cast<double>(sent.damaged));
-    info.metrics.set(metric::kSyncVerified, static_cast<double>(sent.verified));
+    report_publications(source_->take_publications(), info);
   }
+  if (ledger_) report_ledger(ledger_->state(), info);
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - times_.begin;
   report_times(times_, seconds.count(), begins_batch ? &batch_ : nullptr, config_, info);
 }

@@ -51,9 +51,11 @@ class Steps : public train::StepSource {
   std::span<const Group> groups_of_step() const;
   /// The next batch and what is found of it before its first step. False at the end of the stream.
   bool begin_batch();
-  /// `experts`: gets those that each row's tokens chose, see Experience::set_experts.
+  /// `experts`: gets those that each row's tokens chose, see Experience::set_experts; `given`: by
+  /// row those that they take, if there are any.
   std::vector<train::RowScore> scores(const assembly::ModelOnRanks& model, bool with_adapters,
-                                      std::vector<at::Tensor>* experts = nullptr) const;
+                                      std::vector<at::Tensor>* experts = nullptr,
+                                      std::span<const at::Tensor> given = {}) const;
   void find_anchor();
   void warn_of_no_loss(const data::Step& step) const;
   void record_fates();

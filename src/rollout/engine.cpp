@@ -234,9 +234,20 @@ std::vector<Progress> Engine::step() {
       progress.push_back(end(*part.sequence, std::move(last), FinishReason::kLength));
     }
   }
+  if (last_pass_.draws) {
+    ++counts_.draws;
+    counts_.recorded_draws += last_pass_.recorded;
+    counts_.drawn_sequences += last_pass_.sequences;
+  }
   for (std::size_t i = 0; i < parts.size(); ++i)
     progress.push_back(take(*parts[i].sequence, std::move(tokens[i])));
   return progress;
+}
+
+EngineCounts Engine::take_counts() {
+  EngineCounts counts = std::exchange(counts_, {});
+  counts.preempted = scheduler_.take_preempted();
+  return counts;
 }
 
 Completion Engine::abort(RequestId id) {

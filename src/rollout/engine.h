@@ -10,6 +10,7 @@
 
 #include "assembly/model_on_ranks.h"
 #include "data/tokenizer/tokenizer.h"
+#include "rollout/engine_counts.h"
 #include "rollout/merged_adapter.h"
 #include "rollout/recorded_decoding.h"
 #include "rollout/request.h"
@@ -107,6 +108,8 @@ class Engine {
 
   /// The pass of the last step(), on all data ranks; without sequences if it had nothing to do.
   const PassShape& last_pass() const { return last_pass_; }
+  /// Counts since the last call.
+  EngineCounts take_counts();
   /// Sequences that wait for memory, and those that have it.
   std::pair<std::int64_t, std::int64_t> queued() const { return scheduler_.queued(); }
   /// Slots and pages of this data rank that nobody has.
@@ -153,6 +156,7 @@ class Engine {
   Scheduler scheduler_;
   std::unique_ptr<RecordedDecoding> recorded_;  ///< Null: steps are queued launch by launch.
   PassShape last_pass_;
+  EngineCounts counts_;         ///< See take_counts(); without those of the scheduler.
   std::vector<Progress> done_;  ///< Requests that want nothing.
   RequestId next_id_ = 0;
   std::int64_t weights_version_ = 0;

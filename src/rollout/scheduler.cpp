@@ -200,9 +200,13 @@ std::unique_ptr<Sequence> Scheduler::finish(const Sequence& sequence) {
 }
 
 void Scheduler::preempt(RequestId id) {
+  if (interrupt(id)) ++preempted_;
+}
+
+bool Scheduler::interrupt(RequestId id) {
   const auto it = std::find_if(running_.begin(), running_.end(),
                                [id](const auto& sequence) { return sequence->id == id; });
-  if (it == running_.end()) return;
+  if (it == running_.end()) return false;
   std::unique_ptr<Sequence> sequence = std::move(*it);
   running_.erase(it);
   // Sequences that wait for its prompt have nobody to wait for.
@@ -213,6 +217,7 @@ void Scheduler::preempt(RequestId id) {
   pool_.release(sequence->held);
   sequence->follows = false;
   waiting_.push_front(std::move(sequence));
+  return true;
 }
 
 void Scheduler::preempt_all() {
@@ -220,7 +225,7 @@ void Scheduler::preempt_all() {
 }
 
 std::unique_ptr<Sequence> Scheduler::remove(RequestId id) {
-  preempt(id);
+  interrupt(id);
   const auto it = std::find_if(waiting_.begin(), waiting_.end(),
                                [id](const auto& sequence) { return sequence->id == id; });
   if (it == waiting_.end()) return nullptr;

@@ -42,6 +42,8 @@ class Scheduler {
   /// Takes a running sequence's memory; it waits at the front. Does nothing to one that waits.
   void preempt(RequestId id);
   void preempt_all();
+  /// Running sequences that were preempted since the last call, by whomever.
+  std::int64_t take_preempted() { return std::exchange(preempted_, 0); }
   /// Takes a sequence out; null if there is none of that id.
   std::unique_ptr<Sequence> remove(RequestId id);
   KeptStates& kept() { return kept_; }
@@ -66,6 +68,8 @@ class Scheduler {
   /// Memory for so many tokens. False: the sequence itself had to give way.
   bool make_room(Sequence& sequence, std::int64_t tokens);
   void share(const Sequence& leader);
+  /// preempt() without being counted. False: it does not run.
+  bool interrupt(RequestId id);
 
   CachePool& pool_;
   Limits limits_;
@@ -73,7 +77,7 @@ class Scheduler {
   std::deque<std::unique_ptr<Sequence>> waiting_;
   std::vector<std::unique_ptr<Sequence>> running_;  ///< In the order of their admission.
   bool read_prompts_ = false;                       ///< The last pass did.
-  std::int64_t passes_ = 0;
+  std::int64_t passes_ = 0, preempted_ = 0;
 };
 
 }  // namespace heddle::rollout

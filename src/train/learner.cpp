@@ -32,6 +32,8 @@ Learner::Learner(const config::RunConfig& config, assembly::ModelOnRanks& placed
       replays_experts_(placed.model->config().is_moe() &&
                        (config.rl.replays_experts() || !config.train.router_replay.empty())) {
   require_groups(config.optim, placed.model->parameters());
+  if (config.train.grad_cosine)
+    cosine_.emplace(placed.trainable, Optimizer::Ranks::of(placed.context.mesh).owners);
 }
 
 void Learner::continue_after(std::int64_t done) {
@@ -66,11 +68,15 @@ MicroBatchLoss Learner::forward_backward(std::span<const data::Batch> micro_batc
   return sums;
 }
 
-double Learner::optim_step(double lr, double loss) {
+double Learner::optim_step(double lr, double loss, std::optional<double>* cosine) {
   const double norm = optimizer_.gradient_norm();
   if (!std::isfinite(norm) || !std::isfinite(loss)) {
     for (nn::Parameter* parameter : placed_.trainable) parameter->clear_gradient();
     return norm;
+  }
+  if (cosine_) {
+    const std::optional<double> found = cosine_->next(norm);
+    if (cosine != nullptr) *cosine = found;
   }
   if (norm > spikes_.threshold()) {
     optimizer_.skip_step();
@@ -104,7 +110,8 @@ Learner::Outcome Learner::run(std::span<const data::Batch> micro_batches,
   sums.loss_sum = host[0];
   for (std::size_t i = 0; i < sums.metric_sums.size(); ++i)
     sums.metric_sums[i] = host[static_cast<std::int64_t>(i) + 1];
-  outcome.grad_norm = optim_step(options.lr, sums.loss_sum.item<double>());
+  outcome.grad_norm =
+      optim_step(options.lr, sums.loss_sum.item<double>(), &outcome.gradient_cosine);
   return outcome;
 }
 

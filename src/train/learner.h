@@ -10,6 +10,7 @@
 #include "data/batch.h"
 #include "objective/objective.h"
 #include "train/auto_recompute.h"
+#include "train/gradient_cosine.h"
 #include "train/micro_batch.h"
 #include "train/optimizer.h"
 #include "train/queued_steps.h"
@@ -43,8 +44,8 @@ class Learner {
   /// Clips by the norm of the whole gradient, updates and clears the gradients; if the norm or
   /// `loss`, a number that tells of the step, is not finite, or the norm above
   /// spikes().threshold(), it changes nothing but clears them and, of a spike, counts the step.
-  /// Returns the norm before clipping.
-  double optim_step(double lr, double loss);
+  /// Returns the norm before clipping; `cosine`: gets GradientCosine's of the step.
+  double optim_step(double lr, double loss, std::optional<double>* cosine = nullptr);
 
   using Outcome = QueuedSteps::Queued::Outcome;
   /// Both verbs, by the policies of the run. Where loss or norm are not finite nothing was updated.
@@ -77,6 +78,7 @@ class Learner {
   objective::Neftune neftune_;
   Optimizer optimizer_;
   SpikePolicy spikes_;
+  std::optional<GradientCosine> cosine_;      ///< With train.grad_cosine.
   std::unique_ptr<QueuedSteps> queued_;       ///< Null where the host is needed within a step.
   std::unique_ptr<AutoRecompute> recompute_;  ///< Null unless train.recompute is auto.
   bool pools_auxiliary_loss_;                 ///< train.router_aux_loss hf.

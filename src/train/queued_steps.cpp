@@ -83,6 +83,7 @@ std::string obstacle(const config::RunConfig& config, const assembly::ModelOnRan
         config.rl.replays_experts())
       return "the choice of experts is recorded or replayed by the host";
   }
+  if (config.train.grad_cosine) return "gradients are compared with those of the step before";
   if (config.train.offload_activations) return "inputs of blocks are offloaded";
   if (!optimizer.can_queue(model.kernels())) return "the optimizer waits for the host";
   return {};

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -58,6 +59,8 @@ class QueuedSteps {
       MicroBatchLoss sums;     ///< On the host, not divided.
       double grad_norm;        ///< Before clipping.
       double spike_threshold;  ///< A step with a larger norm updated nothing.
+      /// See GradientCosine.
+      std::optional<double> gradient_cosine = {};
     };
     /// Waits for the step's end, not for that of steps after it. If loss or norm is not finite,
     /// it updated nothing. Throws CommError if the ranks lost each other.

@@ -1,5 +1,6 @@
 #include "train/scorer.h"
 
+#include <ATen/ops/cat.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 #include "data/batch.h"
 #include "ops/autograd.h"
 #include "ops/collectives.h"
+#include "train/router_replay.h"
 
 namespace heddle::train {
 namespace {
@@ -94,13 +96,23 @@ ScoreResult Scorer::score_locally(const LocalBatch& local, const ScoreRequest& r
                                   std::vector<at::Tensor>* experts) {
   Model& model = *placed_.model;
   const parallel::Acquired ends = assembly::acquire_ends(placed_.sharding.get(), model);
+  std::vector<at::Tensor> given;
+  if (local.host.experts.defined()) {
+    const ops::Rows own = ops::own_rows(local.host.size(), model.tensor_group());
+    given = experts_of_batch(local.host, own, ops::real_rows(own, local.host.real_tokens),
+                             model.config(), /*first_layer=*/0,
+                             model.config().sparse_layers().size(), model.context().device);
+    if (experts == nullptr) experts = &given;
+    *experts = given;
+  }
   const at::Tensor hidden = objective::evaluate_hidden(model, *placed_.pipeline, local, experts);
   if (!hidden.defined()) return {};
   return objective::score_head(model, hidden, local.device, request);
 }
 
 std::vector<RowScore> Scorer::score(Rows rows, const ScoreRequest& request,
-                                    std::vector<at::Tensor>* experts) {
+                                    std::vector<at::Tensor>* experts,
+                                    std::span<const at::Tensor> given) {
   const ops::NoGradient guard;
   const Model& model = *placed_.model;
   check_rows(rows, model.config().vocab_size);
@@ -116,8 +128,13 @@ std::vector<RowScore> Scorer::score(Rows rows, const ScoreRequest& request,
   const comm::Mesh& mesh = model.context().mesh;
   const auto first = static_cast<std::int64_t>(first_row(rows.size(), mesh.data_rank())),
              last = static_cast<std::int64_t>(first_row(rows.size(), mesh.data_rank() + 1));
-  const LocalBatch local(model, batch_of(rows.subspan(first, last - first)),
-                         with_adapters_ ? placed_.adapters.get() : nullptr);
+  data::Batch batch = batch_of(rows.subspan(first, last - first));
+  if (!given.empty() && first < last) {
+    const auto own =
+        given.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(last - first));
+    batch.experts = at::cat(std::vector<at::Tensor>(own.begin(), own.end())).t().contiguous();
+  }
+  const LocalBatch local(model, batch, with_adapters_ ? placed_.adapters.get() : nullptr);
   const ScoreResult scored = score_locally(local, request, experts);
   const bool with_entropies = is_language_model && request.entropy;
   // Each entry is known to one rank: the sum fills the others in.

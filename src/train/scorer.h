@@ -31,11 +31,13 @@ class Scorer {
 
   /// Scores rows of tokens, in order, in one packed pass on each data rank. All ranks of the model
   /// call it with the same rows and get all scores. Throws DataError for an empty row or an id
-  /// outside the vocabulary. `experts`: of the rows of this data rank, as first_row() divides
-  /// them, see Pipeline::evaluate.
+  /// outside the vocabulary. `experts`: gets those of the rows of this data rank, as first_row()
+  /// divides them, see Pipeline::evaluate. `given`: by row the experts [tokens, choices] int16 that
+  /// its tokens take, as the columns of data::Batch::experts; empty: the routers choose.
   std::vector<RowScore> score(std::span<const std::vector<std::int32_t>> rows,
                               const ScoreRequest& request,
-                              std::vector<at::Tensor>* experts = nullptr);
+                              std::vector<at::Tensor>* experts = nullptr,
+                              std::span<const at::Tensor> given = {});
   /// The first of `count` rows that data rank `rank` scores; of the next one, where its end is.
   std::size_t first_row(std::size_t count, std::int64_t rank) const;
 

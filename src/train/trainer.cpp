@@ -223,6 +223,7 @@ StepInfo Trainer::train_step(TakenStep taken) {
   for (std::size_t i = 0; i < metrics.size(); ++i)
     info.metrics.set(*metrics[i], sums.metric_sums[i].item<double>() / divisors.loss);
   info.grad_norm = outcome.grad_norm;
+  if (outcome.gradient_cosine) info.metrics.set(metric::kGradCosPrev, *outcome.gradient_cosine);
   require_finite(info, setup_);
   judge_norm(outcome, taken, info);
   last_end_ = std::chrono::steady_clock::now();
@@ -251,6 +252,7 @@ StepInfo Trainer::train_step(TakenStep taken) {
   if (sums.replayed.defined()) {
     const at::Tensor replayed = sums.replayed.cpu();
     const auto choices = replayed[0].item<double>(), agreed = replayed[1].item<double>();
+    info.metrics.set(metric::kRouterReplayed, choices);
     if (choices > 0) info.metrics.set(metric::kRouterAgreement, agreed / choices);
   }
   steps_.on_updated(info);

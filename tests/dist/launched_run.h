@@ -177,7 +177,7 @@ class LaunchedRuns {
 
   struct Step {
     double loss, grad_norm, tokens;
-    double entropy, eval_loss, aux_loss, expert_load;  ///< 0 where there is none
+    double entropy, eval_loss, aux_loss, expert_load, grad_cos_prev;  ///< 0 where there is none
   };
   std::vector<Step> metrics(const std::string& run) const {
     std::vector<Step> steps;
@@ -186,7 +186,8 @@ class LaunchedRuns {
       const auto row = nlohmann::json::parse(line);
       steps.push_back({row.at("loss"), row.at("grad_norm"), row.at("tokens"),
                        row.value("entropy", 0.0), row.value("eval_loss", 0.0),
-                       row.value("aux_loss", 0.0), row.value("moe_load_max_over_mean_avg", 0.0)});
+                       row.value("aux_loss", 0.0), row.value("moe_load_max_over_mean_avg", 0.0),
+                       row.value("grad_cos_prev", 0.0)});
     }
     return steps;
   }

@@ -81,6 +81,8 @@ class ParityTest : public ::testing::Test {
         others = std::max(others, relative(steps[i].eval_loss, expected[i].eval_loss));
       if (expected[i].aux_loss != 0)
         others = std::max(others, relative(steps[i].aux_loss, expected[i].aux_loss));
+      // A cosine near 0 has the rounding of its vectors.
+      others = std::max(others, std::abs(steps[i].grad_cos_prev - expected[i].grad_cos_prev));
     }
     const double first_norm = relative(steps[0].grad_norm, expected[0].grad_norm);
     std::cout << fmt::format(
@@ -230,14 +232,17 @@ TEST_F(ParityTest, OfExperts) {
   compare(variant("moe, LoRA on experts, recomputed"), experts("pp2 x fsdp2 ep2"), kFloat64);
 }
 
-// Matrices come together from what the ranks hold of them; noise, rates and skipped steps are those
-// of one rank.
+// Matrices come together from what the ranks hold of them; noise, rates, skipped steps and cosines
+// of gradients are those of one rank.
 TEST_F(ParityTest, OfTrainingOptions) {
   for (const char* name : {"dp2", "tp2 x fsdp2", "tp4", "pp2 x cp2"})
     compare(variant("dense, Muon, noisy embeddings, rates by group"), layout(name), kFloat64);
   for (const char* name : {"fsdp2 ep2", "tp2 x dp2 ep4"})
     compare(variant("moe, Muon, noisy embeddings, untied rates"), experts(name), kFloat64);
   compare(variant("dense, LoRA+ by Muon"), layout("tp2 x pp2"), kFloat64);
+  const auto& cosines = steps_of(variant("dense, LoRA+ by Muon"), kOneRank, kFloat64);
+  EXPECT_EQ(cosines[0].grad_cos_prev, 0);
+  for (std::size_t i = 1; i < cosines.size(); ++i) EXPECT_NE(cosines[i].grad_cos_prev, 0) << i;
 }
 
 // A family without Gated DeltaNet, output gates and shared experts.

@@ -4,6 +4,7 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <set>
 #include <tuple>
 
 #include "dist/reinforcement_run.h"
@@ -24,11 +25,56 @@ TEST_F(ReinforcementTest, OtherRanksGenerateWhatTheTrainerWould) {
     EXPECT_EQ(together[i].at("loss"), apart[i].at("loss")) << i;
     EXPECT_EQ(together[i].at("reward_mean"), apart[i].at("reward_mean")) << i;
     EXPECT_EQ(apart[i].at("staleness_max"), 0) << i;
-    EXPECT_GT(apart[i].at("sync_s"), 0) << i;
+    EXPECT_GT(apart[i].at("sync_wire_s"), 0) << i;
+    EXPECT_GE(apart[i].at("sync_s"), apart[i].at("sync_wire_s")) << i;
+    EXPECT_GT(apart[i].at("sync_pause_s"), 0) << i;
+    EXPECT_NEAR(
+        apart[i].at("sync_bytes_per_s").get<double>() * apart[i].at("sync_wire_s").get<double>(),
+        apart[i].at("sync_bytes").get<double>(), 1e-3)
+        << i;
+    EXPECT_EQ(apart[i].contains("rendezvous_s"), i == 0) << i;
+    // Whoever generates has one engine of the same counts.
+    for (const char* count : {"gen_batch", "gen_prefill_saved", "gen_tokens", "ledger_consumed"})
+      EXPECT_EQ(together[i].at(count), apart[i].at(count)) << i << count;
+    for (const char* of_others : {"sync_wire_s", "sync_pause_s", "rendezvous_s"})
+      EXPECT_FALSE(together[i].contains(of_others)) << i << of_others;
   }
   for (const char* run : {"one", "apart", "lora"}) expect_ledger(run, 5);
   // The trainer's log-probabilities of the rollouts' tokens are the rollouts' own.
   for (const auto& row : metrics("lora")) EXPECT_NEAR(row.at("mismatch_abs_max"), 0, 1e-4);
+}
+
+TEST_F(ReinforcementTest, DeterministicRunsHaveTheBitsOfOneAnother) {
+  // Runs apart update at other moments than one process does, and no two of them at the same.
+  std::set<std::string> all;
+  for (const char* seed : {"0", "5"}) {
+    const auto run = [&](const std::string& name, int ranks, Words more) {
+      const Words settings = {
+          std::string("train.seed=") + seed, "optim.lr=1e-2",       "rl.deterministic=true",
+          "rl.dynamic_sampling=true",        "rl.update_mode=wait", "rollout.max_sequences=5"};
+      more.insert(more.begin(), settings.begin(), settings.end());
+      const std::string whole = name + seed;
+      EXPECT_EQ(train(whole, ranks, more), 0) << runs_.printed(whole);
+      EXPECT_EQ(metrics(whole).size(), 5u) << whole;
+      return weights(whole);
+    };
+    const Words none = {"rl.mode=async", "rl.max_staleness=0"};
+    const std::string sync = run("sync", 0, {"rl.mode=sync"});
+    EXPECT_EQ(run("none", 0, none), sync) << seed;
+    EXPECT_EQ(run("none-apart", 2, {none[0], none[1], "rl.rollout_ranks=1"}), sync) << seed;
+    const Words stale = {"rl.mode=async", "rl.max_staleness=2", "rl.max_inflight_groups=3"};
+    const std::string one = run("stale", 0, stale);
+    for (const char* name : {"stale-apart", "stale-again"})
+      EXPECT_EQ(run(name, 2, {stale[0], stale[1], stale[2], "rl.rollout_ranks=1"}), one) << seed;
+    EXPECT_TRUE(all.insert(sync).second) << seed;
+    EXPECT_TRUE(all.insert(one).second) << seed;
+    double largest = 0;
+    for (const auto& row : metrics(std::string("stale-apart") + seed)) {
+      largest = std::max(largest, row.at("staleness_max").get<double>());
+      EXPECT_EQ(row.at("partial_ratio"), 0);
+    }
+    EXPECT_EQ(largest, 2) << seed;
+  }
 }
 
 TEST_F(ReinforcementTest, MergedAdaptersDrawWhatThoseBesideTheirLayersDo) {
@@ -192,6 +238,53 @@ TEST_F(ReinforcementTest, ExpertsOfGenerationAreTrainedInEveryLayout) {
     ASSERT_EQ(found.size(), one.size()) << name;
     for (std::size_t i = 0; i < one.size(); ++i) {
       for (const char* figure : {"loss", "grad_norm", "mismatch_abs_mean", "router_agreement"}) {
+        const double expected = one[i].at(figure);
+        EXPECT_NEAR(found[i].at(figure).get<double>(), expected, 1e-8 * (1 + std::abs(expected)))
+            << name << " " << i << " " << figure;
+      }
+    }
+  }
+}
+
+TEST_F(ReinforcementTest, ExpertsOfGenerationReachTheAnchorInEveryLayout) {
+  const auto run = [&](const std::string& name, int ranks, Words more) {
+    Words settings = {"model.dtype=float64",
+                      "rl.mode=async",
+                      "rl.max_staleness=2",
+                      "rl.update_mode=keep",
+                      "rl.epochs=2",
+                      "rl.old_logprobs=recompute",
+                      "optim.lr=3e-2",
+                      "train.max_steps=6",
+                      "rollout.max_sequences=5",
+                      "rollout.max_new_tokens=12",
+                      "model.path=" + (runs_.directory() / "moe").string()};
+    settings.insert(settings.end(), more.begin(), more.end());
+    EXPECT_EQ(train(name, ranks, settings), 0) << runs_.printed(name);
+    const auto rows = metrics(name);
+    EXPECT_EQ(rows.size(), 6u) << name;
+    double agreement = 1;
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      agreement = std::min(agreement, rows[i].at("router_agreement").get<double>());
+      // The policy before the first step is the anchor, by experts that it would not choose itself.
+      EXPECT_EQ(std::abs(rows[i].at("ratio_max").get<double>() - 1) < 1e-9, i % 2 == 0)
+          << name << i;
+    }
+    EXPECT_LT(agreement, 0.99) << name;
+    return rows;
+  };
+  const auto one = run("one", 0, {});
+  run("experts", 2, {"parallel.fsdp=2", "parallel.ep=2"});
+  const struct {
+    const char* name;
+    Words settings;
+  } layouts[] = {{"tensors", {"parallel.tp=2"}},
+                 {"stages", {"parallel.pp=2", "train.recompute=full"}}};
+  for (const auto& [name, settings] : layouts) {
+    const auto found = run(name, 2, settings);
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      for (const char* figure : {"loss", "grad_norm", "mismatch_k1", "mismatch_k3",
+                                 "router_missing", "router_replayed", "router_agreement"}) {
         const double expected = one[i].at(figure);
         EXPECT_NEAR(found[i].at(figure).get<double>(), expected, 1e-8 * (1 + std::abs(expected)))
             << name << " " << i << " " << figure;

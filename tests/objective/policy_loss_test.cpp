@@ -29,7 +29,8 @@ struct Case {
   Numbers old = {-1.0, -0.9, -2.5, -1.4, -0.5, -0.65, -3.0, -1.0};
   Numbers behaviour = {-1.3, -0.2, -2.4, -1.1, -0.9, -1.9, -0.5, -0.5};
   Numbers reference = {-1.0, -1.4, -2.6, -0.1, -1.0, -0.2, -1.0, -1.0};
-  Numbers ages = {3, 1, 0, 0, 2, 1, 0, 0};  ///< In versions.
+  Numbers ages = {3, 1, 0, 0, 2, 1, 0, 0};    ///< In versions.
+  Numbers depths = {0, 0, 1, 2, 3, 0, 0, 1};  ///< In parts of the longest sequence.
   Numbers advantages = {0.8, 0.8, -1.1, 0.8, -0.6, -1.5, 2.0, 2.0};
   std::vector<float> mask = {1, 1, 1, 0, 1, 1, 0, 0};
   bool has_old = true, has_behaviour = true, has_reference = true;
@@ -53,6 +54,7 @@ struct Case {
     if (has_behaviour) t.behaviour = column(behaviour);
     if (has_reference) t.reference = column(reference);
     t.age = column(ages);
+    t.depth = column(depths);
     t.advantages = column(advantages);
     t.sequence_tokens = at::tensor(Numbers{4, 4, 4, 4, 1}, at::kDouble);
     t.first_advantage = at::tensor(Numbers{0.8, 0.8, 0.8, 0.8, -1.5}, at::kDouble);
@@ -77,8 +79,9 @@ Found loss_of(const Case& c, const PolicyTokens& tokens, const PolicyOptions& op
     found.d_logprobs[static_cast<std::size_t>(places[i])] =
         result.d_logprobs.const_data_ptr<double>()[i];
   }
+  const std::vector<double*> sums = sums_of(found.statistics);
   for (std::int64_t i = 0; i < result.sums.sums.numel(); ++i)
-    found.statistics.*kPolicySums[i] = result.sums.sums.const_data_ptr<double>()[i];
+    *sums[static_cast<std::size_t>(i)] = result.sums.sums.const_data_ptr<double>()[i];
   found.statistics.ratio_max = result.sums.largest.const_data_ptr<double>()[0];
   found.statistics.mismatch_abs_max = result.sums.largest.const_data_ptr<double>()[1];
   return found;
@@ -385,26 +388,33 @@ TEST(PolicyLoss, OnPolicyRatioIsExactlyOne) {
   EXPECT_EQ(all.mismatch_abs, 0);
 }
 
-TEST(PolicyLoss, MismatchIsToldByAge) {
+TEST(PolicyLoss, MismatchIsToldByAgeAndByDepth) {
   const Case c;
-  const PolicyStatistics all = loss_of(c, {}).statistics;
-  const auto k3 = [&](std::initializer_list<std::size_t> places) {
-    double sum = 0;
+  const auto expect = [&](const MismatchSums& found, const std::vector<std::size_t>& places) {
+    double k1 = 0, k3 = 0;
     for (const std::size_t i : places) {
       const double rho = std::exp(c.old[i] - c.behaviour[i]);
-      sum += rho - std::log(rho) - 1;
+      k1 += c.behaviour[i] - c.old[i];
+      k3 += rho - std::log(rho) - 1;
     }
-    return sum;
+    EXPECT_EQ(found.tokens, static_cast<double>(places.size()));
+    EXPECT_NEAR(found.k1, k1, 1e-12);
+    EXPECT_NEAR(found.k3, k3, 1e-12);
   };
-  EXPECT_EQ(all.age0_tokens, 1);
-  EXPECT_EQ(all.age1_tokens, 2);
-  EXPECT_EQ(all.older_tokens, 2);
-  EXPECT_NEAR(all.age0_mismatch_k3, k3({2}), 1e-12);
-  EXPECT_NEAR(all.age1_mismatch_k3, k3({1, 5}), 1e-12);
-  EXPECT_NEAR(all.older_mismatch_k3, k3({0, 4}), 1e-12);
+  const PolicyStatistics all = loss_of(c, {}).statistics;
+  expect(all.by_age[0], {2});
+  expect(all.by_age[1], {1, 5});
+  expect(all.by_age[2], {0, 4});
+  // The only token of depth 2 is masked.
+  expect(all.by_depth[0], {0, 1, 5});
+  expect(all.by_depth[1], {2});
+  expect(all.by_depth[2], {});
+  expect(all.by_depth[3], {4});
   PolicyTokens unknown = c.tokens();
-  unknown.age = at::Tensor();
-  EXPECT_EQ(loss_of(c, unknown, {}).statistics.older_tokens, 0);
+  unknown.age = unknown.depth = at::Tensor();
+  const PolicyStatistics none = loss_of(c, unknown, {}).statistics;
+  for (const MismatchSums& part : none.by_age) EXPECT_EQ(part.tokens, 0);
+  for (const MismatchSums& part : none.by_depth) EXPECT_EQ(part.tokens, 0);
 }
 
 TEST(PolicyLoss, MismatchAndWeightsAreSummedUp) {

@@ -20,6 +20,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
+
 #include "assembly/model_units.h"
 #include "comm/ranks.h"
 #include "device/sim/simulation.h"
@@ -104,6 +106,7 @@ PolicyOptions options_of(PolicyLoss loss, bool has_entropy) {
   options.mean = LossMean::kSequenceToken;
   options.kl_coefficient = 0.1;
   options.kl_form = KlForm::kK3;
+  options.longest_sequence = 32;
   return options;
 }
 
@@ -136,6 +139,27 @@ at::Tensor formula(const at::Tensor& l, const at::Tensor& entropy, const Scene& 
     total = total + loss.mean() - options.entropy_coefficient * of(entropy).mean();
   }
   return total;
+}
+
+/// k1 by quarters of 32 tokens; the second sequence, of 29, alone reaches the last two.
+void expect_depths(const PolicyStatistics& found, const at::Tensor& l, const Scene& scene,
+                   const LossRows& rows) {
+  const std::vector<double> old = scene.column(&PolicyRow::old, rows.tokens);
+  std::array<double, 4> k1 = {}, tokens = {};
+  for (std::size_t i = 0; i < rows.tokens.size(); ++i) {
+    std::int64_t first = 0;
+    for (const std::int32_t begin : scene.batch.cu_seqlens_host)
+      if (begin <= rows.tokens[i]) first = begin;
+    // What the row of token t tells is about token t + 1.
+    const auto part = static_cast<std::size_t>((rows.tokens[i] - first + 1) / 8);
+    k1[part] += old[i] - l[static_cast<std::int64_t>(i)].item<double>();
+    tokens[part] += 1;
+  }
+  EXPECT_GT(tokens[3], 0);
+  for (std::size_t part = 0; part < 4; ++part) {
+    EXPECT_EQ(found.by_depth[part].tokens, tokens[part]) << part;
+    EXPECT_NEAR(found.by_depth[part].k1, k1[part], 1e-9) << part;
+  }
 }
 
 class PolicyHead : public ::testing::TestWithParam<Param> {};
@@ -171,6 +195,7 @@ TEST_P(PolicyHead, EqualsTheFormulaOfWholeLogits) {
   EXPECT_EQ(statistics.tokens, static_cast<double>(rows.total));
   EXPECT_NEAR(statistics.entropy, -(log_p.exp() * log_p).sum().item<double>(), 1e-9);
   EXPECT_EQ(policy.take_statistics().tokens, 0);
+  expect_depths(statistics, at::gather(log_p, 1, rows.labels.unsqueeze(1)).squeeze(1), scene, rows);
 
   const HeadResult evaluated = scene.run(policy, /*wants_gradients=*/false);
   EXPECT_NEAR(evaluated.loss_sum.item<double>(), expected.item<double>(), 1e-10);
@@ -215,8 +240,9 @@ TEST_P(PolicyHead, IsThatOfOneRankOnSeveral) {
       const Result found = run(comm::Mesh(sizes, world, 1));
       EXPECT_TRUE(at::allclose(found.loss, one.loss, 1e-10, 1e-12));
       EXPECT_TRUE(at::allclose(found.grad_hidden, one.grad_hidden, 1e-9, 1e-12));
-      for (const auto sum : kPolicySums)
-        EXPECT_NEAR(found.statistics.*sum, one.statistics.*sum, 1e-9);
+      PolicyStatistics here = found.statistics, there = one.statistics;
+      const std::vector<double*> sums = sums_of(here), expected = sums_of(there);
+      for (std::size_t i = 0; i < sums.size(); ++i) EXPECT_NEAR(*sums[i], *expected[i], 1e-9) << i;
       EXPECT_NEAR(found.statistics.ratio_max, one.statistics.ratio_max, 1e-9);
     });
     for (const std::string& error : errors) EXPECT_EQ(error, "");

@@ -1,8 +1,11 @@
+#include <algorithm>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
 
 #include "base/errors.h"
+#include "base/rng.h"
 #include "rl/admission.h"
 
 namespace heddle::rl {
@@ -102,6 +105,84 @@ TEST(Admission, BoundsWhatRuns) {
   admission.start(0, 0);
   admission.finish(0, 0);
   EXPECT_EQ(admission.capacity(), 3);
+}
+
+TEST(Admission, TellsWhatTheBoundWouldAdmitBesides) {
+  AdmissionOptions bounded = options(1, 4, StalePolicy::kWait);
+  bounded.max_inflight = 3;
+  Admission admission(bounded);
+  EXPECT_EQ(admission.room(), 8);
+  for (const std::int64_t cursor : {0, 1, 2}) admission.start(cursor, 0);
+  EXPECT_EQ(admission.capacity(), 0);
+  EXPECT_EQ(admission.room(), 5);
+  for (const std::int64_t cursor : {0, 1, 2}) admission.finish(cursor, 0);
+  admission.start(3, 0);
+  admission.finish(3, 0);
+  ASSERT_TRUE(admission.cut(false));
+  EXPECT_EQ(admission.room(), 4);
+}
+
+/// The batches of 30 groups that end in an order of the seed's, at most K + 1 batches at a time.
+std::vector<Cursors> batches(const AdmissionOptions& options, std::uint64_t seed) {
+  const CounterRng random(seed, "order");
+  std::uint64_t drawn = 0;
+  Admission admission(options);
+  std::vector<Cursors> found;
+  std::vector<std::pair<std::int64_t, std::int64_t>> running;  // cursor, version
+  std::int64_t next = 0;
+  while (next < 30 || admission.running() + admission.queued() > 0) {
+    for (; next < 30 && admission.capacity() > 0; ++next) {
+      admission.start(next, admission.version());
+      running.emplace_back(next, admission.version());
+    }
+    if (!running.empty()) {
+      const auto place = static_cast<std::ptrdiff_t>(random.below(drawn++, running.size()));
+      const auto [cursor, version] = running[static_cast<std::size_t>(place)];
+      admission.finish(cursor, version);
+      running.erase(running.begin() + place);
+    }
+    if (const auto batch = admission.cut(next == 30)) {
+      found.push_back(batch->cursors);
+      admission.publish();
+    }
+  }
+  return found;
+}
+
+TEST(Admission, BatchesInOrderDoNotDependOnWhoIsFaster) {
+  AdmissionOptions ordered = options(2, 4, StalePolicy::kWait);
+  ordered.in_order = true;
+  const AdmissionOptions free = options(2, 4, StalePolicy::kWait);
+  const std::vector<Cursors> first = batches(ordered, 0);
+  ASSERT_EQ(first.size(), 8u);
+  bool differs = false;
+  for (std::uint64_t seed = 0; seed < 50; ++seed) {
+    std::vector<Cursors> others = batches(free, seed);
+    for (Cursors& batch : others) std::ranges::sort(batch);
+    differs = differs || others != first;
+    EXPECT_EQ(batches(ordered, seed), first) << seed;
+  }
+  EXPECT_TRUE(differs);
+  for (std::size_t i = 0; i < first.size(); ++i)
+    EXPECT_EQ(first[i].front(), static_cast<std::int64_t>(4 * i)) << i;
+}
+
+TEST(Admission, AGroupThatIsIssuedAgainComesAfterThoseOfOlderWeights) {
+  AdmissionOptions ordered = options(1, 2, StalePolicy::kWait);
+  ordered.in_order = true;
+  Admission admission(ordered);
+  for (const std::int64_t cursor : {0, 1, 2, 3}) admission.start(cursor, 0);
+  for (const std::int64_t cursor : {0, 1, 3}) admission.finish(cursor, 0);
+  EXPECT_EQ(admission.cut(false)->cursors, (Cursors{0, 1}));
+  admission.publish();
+  // Its rollout died.
+  admission.forget(2);
+  admission.start(2, 1);
+  admission.start(4, 1);
+  admission.finish(4, 1);
+  EXPECT_FALSE(admission.cut(false));
+  admission.finish(2, 1);
+  EXPECT_EQ(admission.cut(false)->cursors, (Cursors{3, 2}));
 }
 
 TEST(Admission, RefusesOptionsOutOfRange) {

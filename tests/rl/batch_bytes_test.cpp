@@ -21,14 +21,27 @@ TEST(BatchBytesTest, ComesBackAsItWas) {
                                               .is_truncated = true,
                                               .reward = 0.1,
                                               .parts = {{"exact", 1.0 / 3}}});
-  batch.counts = {.tokens = 3,
-                  .groups = 1,
-                  .stale = 2,
-                  .seconds = 0.5,
-                  .judging_s = 0.25,
-                  .elapsed_s = 0.75,
-                  .running = 6,
-                  .queued = 9};
+  batch.counts = {
+      .tokens = 3,
+      .groups = 1,
+      .filtered = 13,
+      .failed = 14,
+      .stale = 2,
+      .filtered_tokens = 130,
+      .failed_tokens = 140,
+      .stale_tokens = 20,
+      .all_right = 15,
+      .all_wrong = 16,
+      .seconds = 0.5,
+      .judging_s = 0.25,
+      .elapsed_s = 0.75,
+      .running = 6,
+      .queued = 9,
+      .capacity = 4,
+      .queue_age_s = 1.5,
+      .paused_s = 2.5,
+      .prefill_saved = 77,
+      .engine = {.draws = 5, .recorded_draws = 3, .drawn_sequences = 40, .preempted = 2}};
   batch.fates.push_back({.kind = Fate::Kind::kDispatched, .dispatch = {7, 2, ~0ull, 4}});
   batch.fates.push_back({.kind = Fate::Kind::kRejected,
                          .dispatch = {.cursor = 6},
@@ -53,11 +66,7 @@ TEST(BatchBytesTest, ComesBackAsItWas) {
   EXPECT_TRUE(other.is_truncated);
   EXPECT_EQ(other.reward, one.reward);
   EXPECT_EQ(other.parts, one.parts);
-  EXPECT_EQ(found.counts.stale, 2);
-  EXPECT_EQ(found.counts.judging_s, 0.25);
-  EXPECT_EQ(found.counts.elapsed_s, 0.75);
-  EXPECT_EQ(found.counts.running, 6);
-  EXPECT_EQ(found.counts.queued, 9);
+  EXPECT_EQ(found.counts, batch.counts);
   ASSERT_EQ(found.fates.size(), 2u);
   EXPECT_EQ(found.fates[0].dispatch, batch.fates[0].dispatch);
   EXPECT_EQ(found.fates[1].reason, Rejection::kFiltered);

@@ -56,6 +56,7 @@ Plan random_plan(std::uint64_t seed) {
   plan.longest = 1 + below(60);
   plan.update_delay = below(4) == 0 ? below(8) : 0;
   plan.steps_per_checkpoint = 1 + below(4);
+  plan.admission.in_order = below(2) == 0;
   return plan;
 }
 

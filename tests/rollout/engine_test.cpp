@@ -89,6 +89,36 @@ TEST_P(EngineTest, DependsNotOnPreemption) {
   for (std::size_t i = 0; i < all.size(); ++i) EXPECT_EQ(interrupted[i].text, whole[i].text);
 }
 
+TEST_P(EngineTest, CountsItsPassesAndWhatLosesItsState) {
+  const std::vector<Request> all = requests(1);
+  Engine engine(loaded_, tokenizer_, {.max_sequences = 3, .capacity = 64});
+  for (const Request& request : all) engine.submit(request);
+  EngineCounts expected;
+  finish(engine, all.size(), [&](std::int64_t step) {
+    if (engine.last_pass().draws) {
+      ++expected.draws;
+      expected.drawn_sequences += engine.last_pass().sequences;
+    }
+    if (step == 5) {
+      expected.preempted += engine.queued().second;
+      engine.weights_changed(1);
+    } else if (step == 9) {
+      // Its id waits: nothing is taken from it.
+      engine.preempt(static_cast<RequestId>(all.size()) - 1);
+    }
+  });
+  EXPECT_GT(expected.draws, 5);
+  EXPECT_GT(expected.drawn_sequences, expected.draws);
+  EXPECT_GT(expected.preempted, 0);
+  EXPECT_EQ(engine.take_counts(), expected);
+  EXPECT_EQ(engine.take_counts(), EngineCounts{});
+  // A request that is taken out is not read again.
+  const RequestId id = engine.submit(all[1]);
+  engine.step();
+  engine.abort(id);
+  EXPECT_EQ(engine.take_counts().preempted, 0);
+}
+
 TEST_P(EngineTest, TakesRequestsWhileItRuns) {
   const std::vector<Request> all = requests(1);
   Engine engine(loaded_, tokenizer_, {.max_sequences = 2, .capacity = 64});
