@@ -241,6 +241,7 @@ TEST_F(ParityTest, OfTrainingOptions) {
     compare(variant("moe, Muon, noisy embeddings, untied rates"), experts(name), kFloat64);
   compare(variant("dense, LoRA+ by Muon"), layout("tp2 x pp2"), kFloat64);
   const auto& cosines = steps_of(variant("dense, LoRA+ by Muon"), kOneRank, kFloat64);
+  ASSERT_EQ(cosines.size(), steps_);
   EXPECT_EQ(cosines[0].grad_cos_prev, 0);
   for (std::size_t i = 1; i < cosines.size(); ++i) EXPECT_NE(cosines[i].grad_cos_prev, 0) << i;
 }

@@ -51,7 +51,8 @@ TEST_F(ReinforcementTest, DeterministicRunsHaveTheBitsOfOneAnother) {
     const auto run = [&](const std::string& name, int ranks, Words more) {
       const Words settings = {
           std::string("train.seed=") + seed, "optim.lr=1e-2",       "rl.deterministic=true",
-          "rl.dynamic_sampling=true",        "rl.update_mode=wait", "rollout.max_sequences=5"};
+          "rl.dynamic_sampling=true",        "rl.update_mode=wait", "rollout.max_sequences=5",
+          "rollout.max_new_tokens=12",       "rollout.stop=[e, a]"};
       more.insert(more.begin(), settings.begin(), settings.end());
       const std::string whole = name + seed;
       EXPECT_EQ(train(whole, ranks, more), 0) << runs_.printed(whole);

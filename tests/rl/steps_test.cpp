@@ -241,8 +241,13 @@ TEST_F(RlTest, AsyncWithoutStalenessIsSyncBitForBit) {
 }
 
 TEST_F(RlTest, ADeterministicRunConsumesInTheOrderOfItsPrompts) {
-  const Words settings = {"rl.mode=async", "rl.max_staleness=2", "train.max_steps=6",
-                          "rollout.max_sequences=5", "rollout.max_new_tokens=12"};
+  // Completions of many lengths.
+  const Words settings = {"rl.mode=async",
+                          "rl.max_staleness=2",
+                          "train.max_steps=6",
+                          "rollout.max_sequences=24",
+                          "rollout.max_new_tokens=16",
+                          "rollout.stop=[e, a]"};
   // The groups of each step, as the ledger has them.
   const auto consumed = [&](const std::string& name, const Words& more) {
     Words all = settings;
@@ -275,8 +280,8 @@ TEST_F(RlTest, ADeterministicRunRefusesWhatClocksDecide) {
   EXPECT_THAT(message({"rl.rollout_ranks=1"}),
               ::testing::HasSubstr("expected wait with rl.deterministic and rl.rollout_ranks"));
   EXPECT_THAT(message({"device.name=cuda"}), ::testing::HasSubstr("expected train.deterministic"));
-  EXPECT_EQ(message({"rl.rollout_ranks=1", "rl.update_mode=wait"}), "");
-  EXPECT_EQ(message({"rl.rollout_ranks=1", "rl.max_staleness=0"}), "");
+  for (const char* fine : {"rl.update_mode=wait", "rl.max_staleness=0"})
+    run("fine", {"rl.deterministic=true", "rl.mode=async", "rl.rollout_ranks=1", fine});
 }
 
 TEST_F(RlTest, StalenessIsBounded) {
@@ -328,8 +333,10 @@ TEST_F(RlTest, CountsOfGenerationAddUp) {
 
 TEST_F(RlTest, CountsOfModeAsyncAddUp) {
   const auto reports = [&](const std::string& name, Words more) {
-    more.insert(more.begin(), {"rl.mode=async", "rl.max_staleness=2", "train.max_steps=8",
-                               "rollout.max_sequences=5"});
+    // Completions of many lengths, so that some run at each update.
+    more.insert(more.begin(),
+                {"rl.mode=async", "rl.max_staleness=2", "train.max_steps=8",
+                 "rollout.max_sequences=5", "rollout.max_new_tokens=24", "rollout.stop=[e, a]"});
     return train(run(name, more)).steps;
   };
   const auto largest = [](const std::vector<train::StepInfo>& steps, const char* name) {
@@ -361,12 +368,12 @@ TEST_F(RlTest, CountsOfModeAsyncAddUp) {
   const auto few = reports("few", {"rl.max_inflight_groups=2"});
   EXPECT_GT(few.front().metrics.at("capacity"), 0);
   EXPECT_LE(largest(few, "capacity"), 8);
-  const auto dropped = reports("dropped", {"rl.stale_policy=drop", "rl.max_staleness=1",
-                                           "rl.groups_per_step=2", "rollout.prefill_tokens=8"});
+  const auto dropped =
+      reports("dropped", {"rl.stale_policy=drop", "rl.max_staleness=1", "rl.groups_per_step=2"});
   EXPECT_GT(largest(dropped, "rejected_stale"), 0);
   EXPECT_GT(largest(dropped, "rejected_stale_tokens"), 0);
-  // A group is four completions of six tokens at most.
-  EXPECT_LE(largest(dropped, "rejected_stale_tokens"), 24);
+  // A group is four completions of 24 tokens at most.
+  EXPECT_LE(largest(dropped, "rejected_stale_tokens"), 96);
 }
 
 TEST_F(RlTest, StoppedRunContinuesBitForBit) {

@@ -89,7 +89,7 @@ TEST(GradientCosine, CountsEachGradientOnceOverTheRanks) {
     nn::Parameter mine("mine", {3}), both("both", {2}), unused("unused", {4});
     std::vector<nn::Parameter*> all = {&mine, &both, &unused};
     for (nn::Parameter* parameter : all) {
-      parameter->allocate(at::TensorOptions().dtype(at::kDouble));
+      parameter->allocate(at::kDouble, at::kCPU);
       parameter->set_trainable(true);
     }
     if (world->rank() == 1) both.set_copy();
