@@ -33,8 +33,10 @@ CachePool::CachePool(const models::Model& model, const Size& size) : model_(mode
 
 nn::Cache& CachePool::cache() {
   if (cache_.empty())
-    cache_ =
-        model_.make_cache({size_.slots + size_.dummy_slots, size_.pages + 1, size_.page_tokens});
+    cache_ = model_.make_cache({.slots = size_.slots + size_.dummy_slots,
+                                .pages = size_.pages + 1,
+                                .page_tokens = size_.page_tokens,
+                                .state_dtype = size_.state_dtype});
   return cache_;
 }
 
