@@ -47,12 +47,17 @@ class Generation : public GroupSource {
   void prepare_update();
   /// The weights have other values, under version().
   void weights_changed();
+  /// Null before the first pass.
+  const rollout::Engine* made_engine() const { return engine_.get(); }
 
  private:
   struct Running {
     Group group;
     std::map<rollout::RequestId, std::size_t> requests;  ///< Under way -> its trajectory.
     std::vector<std::size_t> ended;  ///< Trajectories whose turn waits to be judged.
+    /// Conversation of its first trajectory, see rollout::Request; the others' follow.
+    /// -1: they have no further turns.
+    std::int64_t conversation = -1;
   };
 
   rollout::Engine& engine();
@@ -70,6 +75,8 @@ class Generation : public GroupSource {
   /// Judges the turns of a group that have all ended, and starts those that follow. False: there
   /// are none.
   bool begin_turns(Running& running, Verdict verdict);
+  /// Trajectories of a group have no further turn: gives back the memory of their last ones.
+  void end_episodes(const Running& running);
   void finish(std::int64_t cursor);
   /// A group goes back to the prompts.
   void abort(std::int64_t cursor);
@@ -91,7 +98,7 @@ class Generation : public GroupSource {
   std::map<rollout::RequestId, std::int64_t> cursor_of_;
   std::map<std::int64_t, Group> finished_;      ///< By cursor.
   std::map<std::int64_t, std::int64_t> again_;  ///< Cursor to issue again -> its attempt.
-  std::int64_t next_cursor_ = 0;
+  std::int64_t next_cursor_ = 0, next_conversation_ = 0;
   std::int64_t generated_since_cut_ = 0;  ///< Groups, filtered ones included.
   Batch news_;                            ///< Counts and fates since the last batch.
   std::chrono::steady_clock::time_point last_batch_ = std::chrono::steady_clock::now();

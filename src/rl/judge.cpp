@@ -2,8 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "base/json.h"
 #include "comm/agreement.h"
+#include "reward/environment.h"
 
 namespace heddle::rl {
 namespace {
@@ -30,10 +33,22 @@ reward::RewardOptions options_of(const config::RlReward& section) {
   return options;
 }
 
+/// A program and a server may; of verifiers those of tasks with several turns.
+bool answers_turns(const config::RlReward& section) {
+  if (!section.command.empty() || !section.url.empty()) return true;
+  const std::vector<std::string> tasks = reward::task_names();
+  return std::ranges::any_of(options_of(section).verifiers, [&](const reward::Part& part) {
+    return std::ranges::find(tasks, part.verifier) != tasks.end() &&
+           reward::make_task(part.verifier, part.parameters,
+                             "rl.reward.parameters." + part.verifier)
+               ->is_multi_turn();
+  });
+}
+
 }  // namespace
 
 Judge::Judge(const config::RlReward& options, const comm::Group& everybody)
-    : everybody_(everybody) {
+    : everybody_(everybody), may_answer_(answers_turns(options)) {
   if (everybody_.rank() == 0) reward_ = reward::make_reward(options_of(options));
 }
 

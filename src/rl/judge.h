@@ -24,12 +24,16 @@ class Judge {
  public:
   Judge(const config::RlReward& options, const comm::Group& everybody);
 
+  /// A completion may be answered, so that its trajectory goes on with another turn.
+  bool may_answer() const { return may_answer_; }
+
   /// Adds the rewards that the last turns of these trajectories of a prompt earn. Called by all
   /// ranks.
   Verdict judge(const Prompt& prompt, Group& group, std::span<const std::size_t> places);
 
  private:
   comm::Group everybody_;
+  bool may_answer_;
   std::unique_ptr<reward::Reward> reward_;  ///< On rank 0.
 };
 
