@@ -21,6 +21,7 @@
 #include "models/registry.h"
 #include "rollout/adapter_slots.h"
 #include "rollout/engine.h"
+#include "rollout/pool_size.h"
 #include "train/step_profile.h"
 #include "ui/table.h"
 
@@ -125,7 +126,8 @@ void profile(rollout::Engine& engine, const GenerateBench& bench, const Generate
 /// Bytes that a step of all sequences reads and writes at least: the weights of every layer and of
 /// the head, recurrent states twice, keys and values once, halfway through the new tokens. Of
 /// routed experts those that somebody chooses, on average, if all are chosen equally often.
-double traffic_bytes(models::Model& model, const GeneratePoint& point) {
+double traffic_bytes(models::Model& model, const GeneratePoint& point,
+                     rollout::StateDtype state_dtype) {
   double weights = 0, rows = 0, chosen = 1;
   if (const nn::MoeDims* const moe = model.config().moe()) {
     const double share =
@@ -139,7 +141,8 @@ double traffic_bytes(models::Model& model, const GeneratePoint& point) {
   });
   const double length =
       static_cast<double>(point.length) + static_cast<double>(point.new_tokens) / 2;
-  for (const nn::LayerCache& layer : model.make_cache({.slots = 1, .pages = 1, .page_tokens = 1})) {
+  for (const nn::LayerCache& layer : model.make_cache(
+           {.slots = 1, .pages = 1, .page_tokens = 1, .state_dtype = stored_as(state_dtype)})) {
     for (const at::Tensor& state : {layer.conv, layer.state})
       rows += state.defined() ? 2 * static_cast<double>(state.nbytes()) : 0;
     for (const at::Tensor& token : {layer.keys, layer.values})
@@ -166,14 +169,15 @@ double copy_rate(c10::Device device) {
 
 nlohmann::ordered_json measure(assembly::ModelOnRanks& placed, const GenerateBench& bench,
                                const GeneratePoint& point, const Adapters& adapters,
-                               bool merge_adapter, double ceiling) {
+                               const config::RolloutSection& rollout, double ceiling) {
   models::Model& model = *placed.model;
   const std::int64_t vocabulary = model.config().vocab_size;
   rollout::EngineOptions options;
   options.max_sequences = point.batch;
   options.capacity = point.length + point.new_tokens;
   options.record_steps = bench.records;
-  options.merge_adapter = merge_adapter;
+  options.merge_adapter = rollout.merge_adapter;
+  options.caches = rollout.caches;
   rollout::Engine engine(placed, nullptr, options);
   // The first run records what the second replays.
   generate(engine, bench, point, adapters, vocabulary);
@@ -184,7 +188,8 @@ nlohmann::ordered_json measure(assembly::ModelOnRanks& placed, const GenerateBen
 
   const auto steps = static_cast<double>(times.rest_steps),
              tokens = static_cast<double>(times.rest_tokens);
-  const double bytes = traffic_bytes(model, point), rate = bytes / (times.rest_s / steps);
+  const double bytes = traffic_bytes(model, point, rollout.caches.state_dtype),
+               rate = bytes / (times.rest_s / steps);
   nlohmann::ordered_json json;
   json["batch"] = point.batch;
   json["length"] = point.length;
@@ -239,6 +244,7 @@ nlohmann::ordered_json run_generate_bench(const GenerateBench& bench,
   json["adapters"] = placed.adapters != nullptr;
   json["merged"] = merges;
   json["sets"] = bench.sets;
+  json["state_dtype"] = to_string(config.rollout.caches.state_dtype);
   json["steps"] = !bench.records     ? "launched one by one, as asked"
                   : obstacle.empty() ? "recorded"
                                      : "launched: " + obstacle;
@@ -246,7 +252,7 @@ nlohmann::ordered_json run_generate_bench(const GenerateBench& bench,
   json["points"] = nlohmann::ordered_json::array();
   const Adapters adapters = adapters_of(placed, bench.sets);
   for (const GeneratePoint& point : bench.points)
-    json["points"].push_back(measure(placed, bench, point, adapters, merges, ceiling));
+    json["points"].push_back(measure(placed, bench, point, adapters, config.rollout, ceiling));
   json["kernels"] = placed.model->kernels().lines();
   return json;
 }
@@ -261,6 +267,7 @@ std::string generate_bench_table(const nlohmann::ordered_json& result) {
                                                                          : "")});
   about.row({"device", fmt::format("{}, a copy {:.0f} GB/s", word("device"),
                                    result["copy_gb_per_s"].get<double>())});
+  about.row({"states", word("state_dtype")});
   about.row({"steps", word("steps")});
   about.row({"kernels", text::join(result["kernels"].get<std::vector<std::string>>(), "\n")});
   ui::Table table;

@@ -76,7 +76,9 @@ class Generation {
         model_(load(options.model, assembly::Head::kLanguageModel, assembly::Purpose::kGenerate,
                     world)),
         tokenizer_(load_tokenizer(options.model, model_)),
-        renderer_(*tokenizer_, render_options(options)) {
+        renderer_(*tokenizer_, render_options(options)),
+        engine_(options.engine) {
+    engine_.caches = caches_of(options.model);
     if (!options.stop.empty()) tokenizer_->require_texts();
     sampling_ = sampling_of(options.sampling, model_.source->generation_config());
     if (!options.ignore_eos) stop_ids_ = rollout::end_tokens(*tokenizer_, model_.source.get());
@@ -88,8 +90,8 @@ class Generation {
       if (is_shown) session.out << piece << std::flush;
     };
     rollout::generate(model_, tokenizer_,
-                      {request(prompt_tokens(options_.prompt), options_.sampling.seed)},
-                      options_.engine, on_text);
+                      {request(prompt_tokens(options_.prompt), options_.sampling.seed)}, engine_,
+                      on_text);
     if (is_shown) session.out << "\n";
   }
 
@@ -124,7 +126,7 @@ class Generation {
     }
     const bool has_texts = tokenizer_->has_texts();
     const auto completions =
-        rollout::generate(model_, has_texts ? tokenizer_ : nullptr, requests, options_.engine);
+        rollout::generate(model_, has_texts ? tokenizer_ : nullptr, requests, engine_);
     if (!output) return;
     for (std::size_t i = 0; i < values.size(); ++i) {
       values[i]["output_ids"] = completions[i].output_ids;
@@ -166,6 +168,7 @@ class Generation {
   assembly::ModelOnRanks model_;
   std::shared_ptr<const data::Tokenizer> tokenizer_;
   data::Renderer renderer_;
+  rollout::EngineOptions engine_;
   rollout::SamplingOptions sampling_;
   std::vector<std::int32_t> stop_ids_;
 };
@@ -236,9 +239,12 @@ void add_generate_command(CLI::App& app, Action& action) {
   command->add_flag("--merge-adapter", options->engine.merge_adapter,
                     "Add --adapter to the matrices first: as fast as without it, in more memory");
   add_layout_argument(*command, options->model);
+  options->model.takes_caches = true;
   command->footer(
       "A row may carry its own `seed`.\n"
       "Several ranks: heddle launch --nproc 2 -- generate MODEL_DIR ... parallel.tp=2\n"
+      "Memory, as in a configuration: rollout.state_dtype, kv_page, memory_fraction, "
+      "graph_batches\n"
       "\n"
       "Example:\n"
       "  heddle generate runs/chat/final --prompt 'What is 12 + 30?' --temperature 0 "

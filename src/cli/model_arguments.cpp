@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
 #include <optional>
 
 #include "assembly/from_config.h"
@@ -61,15 +62,24 @@ void add_kernel_argument(CLI::App& command, ModelArguments& arguments) {
 
 namespace {
 
+constexpr std::array kCacheKeys = {"rollout.state_dtype=", "rollout.kv_page=",
+                                   "rollout.memory_fraction=", "rollout.graph_batches="};
+
 /// How the ranks divide the model, and by which kernels it runs.
 config::RunConfig layout_of(const ModelArguments& arguments) {
   std::vector<std::string> settings = {"device.threads=" + std::to_string(arguments.threads)};
   if (!arguments.device.empty()) settings.push_back("device.name=" + arguments.device);
   if (!arguments.dtype.empty()) settings.push_back("model.dtype=" + arguments.dtype);
   for (const std::string& setting : arguments.layout) {
-    if (!setting.starts_with("parallel.") && !setting.starts_with("kernels.")) {
+    const bool is_of_caches =
+        std::ranges::any_of(kCacheKeys, [&](const char* key) { return setting.starts_with(key); });
+    if (!setting.starts_with("parallel.") && !setting.starts_with("kernels.") &&
+        !(is_of_caches && arguments.takes_caches)) {
       throw_error<ConfigError>(
-          "'{}': of a configuration, parallel.* and kernels.* alone can be set here", setting);
+          "'{}': of a configuration, parallel.*{} kernels.* alone can be set here", setting,
+          arguments.takes_caches ? ", rollout.state_dtype, kv_page, memory_fraction, "
+                                   "graph_batches and"
+                                 : " and");
     }
     settings.push_back(setting);
   }
@@ -78,6 +88,10 @@ config::RunConfig layout_of(const ModelArguments& arguments) {
 }
 
 }  // namespace
+
+rollout::CacheOptions caches_of(const ModelArguments& arguments) {
+  return layout_of(arguments).rollout.caches;
+}
 
 std::string head_name(const std::string& directory, const std::string& asked) {
   const ckpt::Path file = find_model(directory) / "config.json";

@@ -9,6 +9,7 @@
 #include "comm/agreement.h"
 #include "comm/world.h"
 #include "data/tokenizer/tokenizer.h"
+#include "rollout/cache_options.h"
 #include "runtime/context.h"
 
 namespace CLI {
@@ -25,12 +26,15 @@ struct ModelArguments {
   std::string device;  ///< Empty: assembly::usual_device().
   int threads = 0;
   std::vector<std::string> layout;  ///< parallel.*=N, kernels.*=NAME.
+  bool takes_caches = false;        ///< The keys of caches_of() may stand there, too.
 };
 
 void add_model_arguments(CLI::App& command, ModelArguments& arguments);
 runtime::Context context_of(const ModelArguments& arguments);
 /// Adds the argument to a command that several ranks run together.
 void add_layout_argument(CLI::App& command, ModelArguments& arguments);
+/// rollout.state_dtype, kv_page, memory_fraction and graph_batches.
+rollout::CacheOptions caches_of(const ModelArguments& arguments);
 /// Adds the argument to a command of one process.
 void add_kernel_argument(CLI::App& command, ModelArguments& arguments);
 

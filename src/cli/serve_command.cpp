@@ -301,7 +301,10 @@ void add_serve_command(CLI::App& app, Action& action) {
       ->type_name("NAME=DIR")
       ->expected(1)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
-  command->add_option("settings", options->settings, "serve.*, device.*, model.dtype, kernels.*")
+  command
+      ->add_option(
+          "settings", options->settings,
+          "serve.*, device.*, model.dtype, kernels.*, rollout.state_dtype and other memory")
       ->type_name("[key=value ...]");
   const CLI::App* keys = add_key_commands(*command, action);
   command->footer(help_of_settings() + "\nExample:\n  heddle serve models/base --port 0");

@@ -1,7 +1,9 @@
 #include "config/check.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <functional>
 #include <map>
 #include <set>
 #include <string>
@@ -239,6 +241,17 @@ class Checker {
     }
   }
 
+  void caches() const {
+    if (!std::has_single_bit(static_cast<std::uint64_t>(c_.rollout.caches.kv_page))) {
+      fail("rollout.kv_page",
+           fmt::format("expected a power of two, found {}", c_.rollout.caches.kv_page));
+    }
+    const std::vector<std::int64_t>& batches = c_.rollout.caches.graph_batches;
+    if (std::adjacent_find(batches.begin(), batches.end(), std::greater_equal<>()) != batches.end())
+      fail("rollout.graph_batches",
+           fmt::format("expected ascending sizes, found [{}]", fmt::join(batches, ", ")));
+  }
+
   void entropy_bonus() const {
     const RlAlgorithm& a = c_.rl.algorithm;
     if (a.entropy_target == 0) return;
@@ -457,6 +470,7 @@ class Checker {
 void check(const RunConfig& config, const std::string& source, Completeness completeness) {
   const Checker checker(config, source);
   checker.layout();
+  checker.caches();
   if (completeness == Completeness::kPartial) return;
   checker.required();
   checker.sizes();

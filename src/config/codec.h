@@ -189,6 +189,19 @@ struct Codec<std::array<double, 2>> {
 };
 
 template <>
+struct Codec<std::vector<std::int64_t>> {
+  static std::string type(const Range& range) { return "list of integers" + range.text(); }
+  static std::vector<std::int64_t> read(const YAML::Node& node, const Range& range) {
+    std::vector<std::int64_t> list;
+    if (node.IsNull()) return list;
+    if (!node.IsSequence()) return {Codec<std::int64_t>::read(node, range)};
+    for (const YAML::Node& item : node) list.push_back(Codec<std::int64_t>::read(item, range));
+    return list;
+  }
+  static Json write(const std::vector<std::int64_t>& value) { return value; }
+};
+
+template <>
 struct Codec<std::vector<std::string>> {
   static std::string type(const Range&) { return "list of texts"; }
   static std::vector<std::string> read(const YAML::Node& node, const Range&) {

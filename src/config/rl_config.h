@@ -12,6 +12,7 @@
 #include "objective/policy_options.h"
 #include "reward/combine.h"
 #include "rl/stale_policy.h"
+#include "rollout/cache_options.h"
 
 /// Sections of `heddle rl`; see run_config.h.
 namespace heddle::config {
@@ -170,6 +171,7 @@ struct RolloutSection {
   std::int64_t tp = 1;
   bool merge_adapter = false;
   bool gather_weights = true;
+  rollout::CacheOptions caches;
 
   /// Some tokens are never drawn: training knows which from the ids that were left.
   bool has_cuts() const { return top_p < 1 || min_p > 0 || top_k > 0; }

@@ -269,6 +269,24 @@ Section rollout_section() {
            "with parallel.fsdp: ranks gather the whole weights before they generate and let go of "
            "them after it, so that tokens wait for no other rank; needs their memory meanwhile. "
            "false: each layer is gathered for each token");
+  Table<rollout::CacheOptions>(s, &RunConfig::rollout, &RolloutSection::caches)
+      .key("state_dtype", &rollout::CacheOptions::state_dtype,
+           "recurrent states of Gated DeltaNet layers between steps; bfloat16: half the memory and "
+           "traffic, each state rounded once a step",
+           {.aliases = {"mamba_ssm_cache_dtype"}})
+      .key("kv_page", &rollout::CacheOptions::kv_page,
+           "tokens of a page of keys and values, a power of two", {.range = at_least(1)})
+      .key("memory_fraction", &rollout::CacheOptions::memory_fraction,
+           "share of the device's free memory that states, keys and values take at most; where "
+           "max_sequences at full length want more, sequences may be interrupted; 0: 0.5 on ranks "
+           "that train too, 0.9 on others",
+           {.range = within(0, 1), .aliases = {"gpu_memory_utilization"}})
+      .key(
+          "graph_batches", &rollout::CacheOptions::graph_batches,
+          "batch sizes whose steps are recorded as graphs, ascending; a smaller batch is filled up "
+          "to one of them, steps of a larger one are launched one by one; empty: 1, 2, 4, 8, 16, "
+          "24, 32, 48, 64 and then multiples of 32",
+          {.range = at_least(1), .aliases = {"cudagraph_capture_sizes"}});
   return s;
 }
 

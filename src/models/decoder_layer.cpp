@@ -83,7 +83,8 @@ nn::LayerCache DecoderLayer::make_cache(const nn::CacheSize& size,
                                         const runtime::Context& context) const {
   const auto options = at::TensorOptions().dtype(context.dtype).device(context.device);
   return attention_ ? attention_->make_cache(size, options)
-                    : gated_delta_net_->make_cache(size.slots, options, context.wide_dtype());
+                    : gated_delta_net_->make_cache(size.slots, options,
+                                                   size.state_dtype.value_or(context.wide_dtype()));
 }
 
 void DecoderLayer::visit_parameters(const std::function<void(nn::Parameter&)>& visit) {

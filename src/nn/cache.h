@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -16,13 +17,15 @@ namespace heddle::nn {
 struct CacheSize {
   std::int64_t slots = 0, pages = 0;
   std::int64_t page_tokens = 32;  ///< A power of two.
+  /// Of recurrent states, which are rounded to it when they are stored; none: fp32 or wider.
+  std::optional<c10::ScalarType> state_dtype = {};
 };
 
 /// Memory of one layer about sequences. Heads and channels are those of this rank.
 struct LayerCache {
   at::Tensor keys, values;  ///< Attention: [pages, page_tokens, Hkv, D].
   at::Tensor conv;          ///< Gated DeltaNet: [slots, C, W-1], inputs of the convolution.
-  at::Tensor state;         ///< Gated DeltaNet: [slots, Hv, K, V], fp32 or wider.
+  at::Tensor state;         ///< Gated DeltaNet: [slots, Hv, K, V], see CacheSize::state_dtype.
 };
 
 /// By layer of the model; those of other pipeline stages are empty.

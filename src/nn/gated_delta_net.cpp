@@ -168,11 +168,11 @@ at::Tensor GatedDeltaNet::mix_cached(const Projected& projected, const Pass& pas
   const auto [q, k, v] = split_qkv(conv.y);
   ops::GatedDeltaRuleOptions options;
   options.want_final_state = true;
-  const auto rule = ops::gated_delta_rule(
-      *pass.kernels,
-      {q, k, v, g, beta, cache.state.index_select(0, index), sequences, options, {}});
+  const at::Tensor state = cache.state.index_select(0, index).to(g.scalar_type());
+  const auto rule =
+      ops::gated_delta_rule(*pass.kernels, {q, k, v, g, beta, state, sequences, options, {}});
   cache.conv.index_copy_(0, index, conv.final_state);
-  cache.state.index_copy_(0, index, rule.final_state);
+  cache.state.index_copy_(0, index, rule.final_state.to(cache.state.scalar_type()));
   return rule.o;
 }
 

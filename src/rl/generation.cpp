@@ -57,13 +57,18 @@ Generation::Generation(const config::RunConfig& config, assembly::ModelOnRanks& 
 
 rollout::Engine& Generation::engine() {
   if (!engine_) {
-    engine_ = std::make_unique<rollout::Engine>(
-        model_, tokenizer_,
-        rollout::EngineOptions{.max_sequences = config_.rollout.max_sequences,
-                               .prefill_tokens = config_.rollout.prefill_tokens,
-                               .capacity = config_.data.max_length,
-                               .merge_adapter = config_.rollout.merge_adapter,
-                               .gather_weights = config_.rollout.gather_weights});
+    rollout::CacheOptions caches = config_.rollout.caches;
+    // Training has the other half.
+    if (caches.memory_fraction == 0 && !config_.rl.is_disaggregated()) caches.memory_fraction = 0.5;
+    rollout::EngineOptions options{.max_sequences = config_.rollout.max_sequences,
+                                   .prefill_tokens = config_.rollout.prefill_tokens,
+                                   .capacity = config_.data.max_length,
+                                   .merge_adapter = config_.rollout.merge_adapter,
+                                   .gather_weights = config_.rollout.gather_weights,
+                                   .caches = std::move(caches)};
+    // States of trajectories whose group is not judged yet, while others have all the slots.
+    if (judge_.may_answer()) options.kept_states = options.max_sequences;
+    engine_ = std::make_unique<rollout::Engine>(model_, tokenizer_, options);
     engine_->weights_changed(version());
     if (pins()) {
       // Sequences may have each of the versions that the bound admits, and one more is written.
@@ -237,6 +242,10 @@ void Generation::start(std::int64_t cursor, std::int64_t attempt) {
   rollout::Request request = this->request(prompts_.row(running.group.row).tokens, 0);
   request.sampling.seed = stream;
   request.samples = config_.rl.samples_per_group;
+  if (judge_.may_answer()) {
+    running.conversation = std::exchange(next_conversation_, next_conversation_ + request.samples);
+    request.conversation = running.conversation;
+  }
   const rollout::RequestId first = engine().submit(std::move(request));
   news_.fates.push_back(
       {.kind = Fate::Kind::kDispatched, .dispatch = {cursor, attempt, stream, version()}});
@@ -317,6 +326,9 @@ void Generation::begin_turn(Running& running, std::size_t place, std::string obs
   request.sampling.seed =
       rollout::seed_of_row(rollout::seed_of_sample(stream_of(group), place),
                            static_cast<std::uint64_t>(std::ssize(trajectory.turns)));
+  // Goes on from the state at the end of the turn before, if it is still there.
+  if (running.conversation >= 0)
+    request.conversation = running.conversation + static_cast<std::int64_t>(place);
   const rollout::RequestId id = engine().submit(std::move(request));
   running.requests[id] = place;
   cursor_of_[id] = group.cursor;
@@ -325,6 +337,7 @@ void Generation::begin_turn(Running& running, std::size_t place, std::string obs
 void Generation::finish(std::int64_t cursor, const std::optional<std::string>& error) {
   GenerationCounts& counts = news_.counts;
   Running& running = running_.at(cursor);
+  end_episodes(running);
   Group group = std::move(running.group);
   running_.erase(cursor);
   ++counts.groups;
@@ -366,6 +379,12 @@ void Generation::finish(std::int64_t cursor, const std::optional<std::string>& e
   }
 }
 
+void Generation::end_episodes(const Running& running) {
+  if (running.conversation < 0) return;
+  for (std::size_t place = 0; place < running.group.trajectories.size(); ++place)
+    engine().end_conversation(running.conversation + static_cast<std::int64_t>(place));
+}
+
 bool Generation::may_filter() const {
   const config::RlSection& rl = config_.rl;
   return rl.dynamic_sampling && generated_ < rl.max_attempts * rl.groups_per_batch();
@@ -378,6 +397,7 @@ std::int64_t Generation::abort(std::int64_t cursor) {
     tokens += std::ssize(engine_->abort(id).output_ids);
     cursor_of_.erase(id);
   }
+  end_episodes(found->second);
   again_[cursor] = found->second.group.attempt + 1;
   running_.erase(found);
   return tokens;

@@ -49,12 +49,17 @@ class Generation : public GroupSource {
   void prepare_update();
   /// The weights have other values, under version().
   void weights_changed();
+  /// Null before the first pass.
+  const rollout::Engine* made_engine() const { return engine_.get(); }
 
  private:
   struct Running {
     Group group;
     std::map<rollout::RequestId, std::size_t> requests;  ///< Under way -> its trajectory.
     std::int64_t judged = 0;  ///< Trajectories whose last turn is being judged.
+    /// Conversation of its first trajectory, see rollout::Request; the others' follow.
+    /// -1: they have no further turns.
+    std::int64_t conversation = -1;
   };
 
   rollout::Engine& engine();
@@ -74,6 +79,8 @@ class Generation : public GroupSource {
   std::uint64_t stream_of(const Group& group) const;
   /// A trajectory goes on after an observation, if that leaves room for a token.
   void begin_turn(Running& running, std::size_t place, std::string observation);
+  /// Trajectories of a group have no further turn: gives back the memory of their last ones.
+  void end_episodes(const Running& running);
   /// All of the group is judged, or it cannot be.
   void finish(std::int64_t cursor, const std::optional<std::string>& error = {});
   /// A running group goes back to the prompts. Returns how many tokens were drawn for it.
@@ -102,7 +109,7 @@ class Generation : public GroupSource {
   };
   std::map<std::int64_t, Finished> finished_;   ///< By cursor.
   std::map<std::int64_t, std::int64_t> again_;  ///< Cursor to issue again -> its attempt.
-  std::int64_t next_cursor_ = 0;
+  std::int64_t next_cursor_ = 0, next_conversation_ = 0;
   std::int64_t generated_ = 0;        ///< Groups since the weights changed, filtered ones included.
   std::int64_t failed_in_a_row_ = 0;  ///< Groups that could not be judged, since one that was.
   std::int64_t passes_ = 0;

@@ -9,6 +9,7 @@
 
 #include "base/errors.h"
 #include "base/json.h"
+#include "reward/environment.h"
 #include "reward/wire.h"
 
 namespace heddle::rl {
@@ -89,12 +90,25 @@ Verdict from_json(const Json& v) {
   return verdict;
 }
 
+/// A program and a server may; of verifiers those of tasks with several turns.
+bool answers_turns(const config::RlReward& section) {
+  if (!section.command.empty() || !section.url.empty()) return true;
+  const std::vector<std::string> tasks = reward::task_names();
+  return std::ranges::any_of(options_of(section).verifiers, [&](const reward::Part& part) {
+    return std::ranges::find(tasks, part.verifier) != tasks.end() &&
+           reward::make_task(part.verifier, part.parameters,
+                             "rl.reward.parameters." + part.verifier)
+               ->is_multi_turn();
+  });
+}
+
 }  // namespace
 
 Judge::Judge(const config::RlReward& section, bool in_order, const comm::Group& everybody)
     : everybody_(everybody),
       in_order_(in_order),
-      answers_at_once_(in_order || !section.verifiers.empty()) {
+      answers_at_once_(in_order || !section.verifiers.empty()),
+      may_answer_(answers_turns(section)) {
   if (everybody_.rank() != 0) return;
   const reward::RewardOptions options = options_of(section);
   if (!section.verifiers.empty()) {

@@ -30,6 +30,9 @@ class Judge {
   /// Throws ConfigError.
   Judge(const config::RlReward& options, bool in_order, const comm::Group& everybody);
 
+  /// A completion may be answered, so that its trajectory goes on with another turn.
+  bool may_answer() const { return may_answer_; }
+
   /// Gives the last turn of a trajectory to be judged. Called by all ranks.
   void submit(const Prompt& prompt, const Group& group, std::size_t place);
   /// Turns that were given and whose verdicts were not taken.
@@ -45,7 +48,7 @@ class Judge {
   std::vector<Verdict> exchange(bool waits);
 
   comm::Group everybody_;
-  bool in_order_, answers_at_once_;
+  bool in_order_, answers_at_once_, may_answer_;
   std::int64_t pending_ = 0;
   /// On rank 0, one of the two.
   std::unique_ptr<reward::Reward> reward_;

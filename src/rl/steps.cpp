@@ -414,7 +414,8 @@ train::Evaluation Steps::evaluate() {
         rollout::generate(setup_.placed, setup_.tokenizer, requests,
                           {.max_sequences = config_.rollout.max_sequences,
                            .prefill_tokens = config_.rollout.prefill_tokens,
-                           .record_steps = false});
+                           .record_steps = false,
+                           .caches = config_.rollout.caches});
     std::vector<std::size_t> go_on;
     for (std::size_t k = 0; k < active.size(); ++k) {
       Group& group = groups[active[k]];

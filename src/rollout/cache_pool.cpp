@@ -39,8 +39,10 @@ nn::Cache& CachePool::cache() {
 
 nn::Cache& CachePool::memory() {
   if (cache_.empty())
-    cache_ =
-        model_.make_cache({size_.slots + size_.dummy_slots, size_.pages + 1, size_.page_tokens});
+    cache_ = model_.make_cache({.slots = size_.slots + size_.dummy_slots,
+                                .pages = size_.pages + 1,
+                                .page_tokens = size_.page_tokens,
+                                .state_dtype = size_.state_dtype});
   return cache_;
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "models/model.h"
@@ -26,6 +27,7 @@ class CachePool {
     std::int64_t slots = 0, pages = 0;     ///< For each.
     std::int64_t dummy_slots = 0;
     std::int64_t page_tokens = 32;
+    std::optional<c10::ScalarType> state_dtype = {};  ///< See nn::CacheSize.
   };
   CachePool(const models::Model& model, const Size& size);
 

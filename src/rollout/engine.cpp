@@ -4,7 +4,6 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <iterator>
 #include <unordered_set>
@@ -13,51 +12,15 @@
 #include "assembly/model_units.h"
 #include "assembly/not_finite.h"
 #include "base/errors.h"
+#include "base/log.h"
 #include "ops/autograd.h"
 #include "ops/collectives.h"
 #include "rollout/experts.h"
+#include "rollout/pool_size.h"
 
 namespace heddle::rollout {
 
 using comm::Dim;
-
-namespace {
-
-std::int64_t rank_sequences(const comm::Mesh& mesh, const EngineOptions& options) {
-  const std::int64_t ranks = mesh.data_size();
-  return (options.max_sequences + ranks - 1) / ranks;
-}
-
-CachePool::Size pool_size(const assembly::ModelOnRanks& placed, const EngineOptions& options) {
-  const comm::Mesh& mesh = placed.context.mesh;
-  if (mesh.size(Dim::kCp) > 1) {
-    throw_error<ConfigError>(
-        "parallel.cp is {}: expected 1 for generation, a cache holds whole sequences; divide the "
-        "model with parallel.tp, pp, ep or fsdp",
-        mesh.size(Dim::kCp));
-  }
-  if (options.page_tokens < 1 ||
-      !std::has_single_bit(static_cast<std::uint64_t>(options.page_tokens)))
-    throw_error<ConfigError>("a page of {} tokens: expected a power of two", options.page_tokens);
-  const std::int64_t tp = mesh.size(Dim::kTp),
-                     sequence_pages =
-                         (options.capacity + options.page_tokens - 1) / options.page_tokens;
-  CachePool::Size size;
-  size.ranks = mesh.data_size();
-  size.own_rank = mesh.data_rank();
-  size.slots = rank_sequences(mesh, options) + options.kept_states;
-  size.pages = options.pages > 0 ? options.pages : rank_sequences(mesh, options) * sequence_pages;
-  if (size.pages < sequence_pages) {
-    throw_error<ConfigError>(
-        "{} pages of {} tokens do not hold one sequence of {} tokens: give {} or more", size.pages,
-        options.page_tokens, options.capacity, sequence_pages);
-  }
-  size.dummy_slots = std::max<std::int64_t>(1, tp);
-  size.page_tokens = options.page_tokens;
-  return size;
-}
-
-}  // namespace
 
 Engine::Engine(assembly::ModelOnRanks& placed, std::shared_ptr<const data::Tokenizer> tokenizer,
                const EngineOptions& options)
@@ -65,16 +28,23 @@ Engine::Engine(assembly::ModelOnRanks& placed, std::shared_ptr<const data::Token
       tokenizer_(std::move(tokenizer)),
       options_(options),
       pool_(*placed.model, pool_size(placed, options)),
-      scheduler_(pool_, {options.max_sequences, rank_sequences(placed.context.mesh, options),
-                         options.prefill_tokens, options.kept_states,
-                         placed.context.mesh.size(Dim::kEp) > 1}) {
+      scheduler_(pool_, {.sequences = options.max_sequences,
+                         .rank_sequences = rank_sequences(placed, options),
+                         .prefill_tokens = options.prefill_tokens,
+                         .one_set = placed.context.mesh.size(Dim::kEp) > 1,
+                         .reads_last_alone = pool_.size().state_dtype.has_value()}) {
   if (options.merge_adapter) merged_ = std::make_unique<MergedAdapter>(placed_);
   // The model's own adapters live as long as the model.
   const std::shared_ptr<const nn::AdapterSet> own(merged_ ? nullptr : placed.adapters.get(),
                                                   [](const auto*) {});
   adapter_ = std::make_shared<const Adapter>(Adapter{"", 0, own});
-  if (options.record_steps && RecordedDecoding::why_not(placed, options.gather_weights).empty())
-    recorded_ = std::make_unique<RecordedDecoding>(placed_, pool_, options.capacity);
+  if (!options.record_steps) return;
+  const std::vector<std::int64_t>& batches = options.caches.graph_batches;
+  if (const std::string obstacle = RecordedDecoding::why_not(placed, options.gather_weights); obstacle.empty()) {
+    recorded_ = std::make_unique<RecordedDecoding>(placed_, pool_, options.capacity, batches);
+  } else if (!batches.empty()) {
+    log::info("rollout.graph_batches has no effect: steps are launched one by one, {}", obstacle);
+  }
 }
 
 void Engine::check(const Request& request) const {
@@ -265,8 +235,12 @@ void Engine::preempt(RequestId id) { scheduler_.preempt(id); }
 
 void Engine::weights_changed(std::int64_t version, LiveSequences live) {
   weights_version_ = version;
-  if (live == LiveSequences::kRecompute) scheduler_.preempt_all();
-  scheduler_.kept().drop_all();
+  if (live == LiveSequences::kRecompute) {
+    scheduler_.preempt_all();
+    scheduler_.kept().drop_all();
+  } else {
+    scheduler_.kept().drop_shared();
+  }
   // Graphs know where the matrices lie between passes.
   release_weights();
   if (merged_) merged_->factors_changed();
@@ -294,6 +268,10 @@ bool Engine::uses(const nn::AdapterSet& set) const {
 }
 
 void Engine::forget_states(const nn::AdapterSet& set) { scheduler_.kept().drop_set(set); }
+
+void Engine::end_conversation(std::int64_t conversation) {
+  scheduler_.kept().drop_conversation(conversation);
+}
 
 std::pair<std::int64_t, std::int64_t> Engine::free_memory() const {
   const std::int64_t rank = pool_.size().own_rank;

@@ -11,32 +11,13 @@
 #include "assembly/model_on_ranks.h"
 #include "data/tokenizer/tokenizer.h"
 #include "rollout/engine_counts.h"
+#include "rollout/engine_options.h"
 #include "rollout/merged_adapter.h"
 #include "rollout/recorded_decoding.h"
 #include "rollout/request.h"
 #include "rollout/scheduler.h"
 
 namespace heddle::rollout {
-
-struct EngineOptions {
-  std::int64_t max_sequences = 16;     ///< Generated at the same time.
-  std::int64_t prefill_tokens = 4096;  ///< Prompt tokens of one pass on each data rank, at most.
-  std::int64_t capacity = 4096;        ///< Tokens of a sequence, prompt and output, at most.
-  bool record_steps = true;            ///< As graphs, where RecordedDecoding can.
-  /// The model's own adapters are added to its matrices (MergedAdapter) for as long as the engine
-  /// holds its weights: from a step to release_weights().
-  bool merge_adapter = false;
-  /// Ranks that divide the weights (fsdp) gather all of them for as long as the engine holds them,
-  /// in place of each layer for each pass.
-  bool gather_weights = false;
-  std::int64_t page_tokens = 32;  ///< Tokens of a page of keys and values.
-  /// Pages of each data rank; 0: enough for max_sequences of full capacity. With fewer, a sequence
-  /// may be interrupted and go on later.
-  std::int64_t pages = 0;
-  /// States kept for later prompts on each data rank, at most (see Request::keep_state), and of
-  /// groups of samples for which there is no room at once.
-  std::int64_t kept_states = 4;
-};
 
 /// Effect of changed weights on sequences under way.
 enum class LiveSequences {
@@ -71,7 +52,7 @@ struct Progress {
 class Engine {
  public:
   /// `placed` outlives the engine. Throws ConfigError for ranks that divide sequences (cp), and as
-  /// MergedAdapter.
+  /// pool_size() and MergedAdapter.
   Engine(assembly::ModelOnRanks& placed, std::shared_ptr<const data::Tokenizer> tokenizer,
          const EngineOptions& options);
 
@@ -95,7 +76,8 @@ class Engine {
   /// adapter was merged, until the next step: before whoever shares the model gives its parameters
   /// other values or makes passes of its own.
   void release_weights();
-  /// After the model's parameters have other values. Kept states are dropped.
+  /// After the model's parameters have other values. Kept states are dropped, but those of
+  /// conversations go on as live sequences do.
   void weights_changed(std::int64_t version, LiveSequences live = LiveSequences::kRecompute);
 
   /// The adapter of requests that name none and start from now on; sequences that have started keep
@@ -103,6 +85,8 @@ class Engine {
   void use_adapter(std::shared_ptr<const Adapter> adapter);
   /// A request that waits or runs has this set, or the engine's adapter is of it.
   bool uses(const nn::AdapterSet& set) const;
+  /// The conversation has no further request: forgets the state that is kept for it, if any.
+  void end_conversation(std::int64_t conversation);
   /// Forgets kept states of a set whose numbers are to change.
   void forget_states(const nn::AdapterSet& set);
 

@@ -218,6 +218,10 @@ bool Engine::can_replay(const std::vector<Part>& parts) const {
   if (!recorded_ || parts[0].sequence->is_prompt()) return false;
   // A recorded step tells nothing but the tokens that were drawn.
   if (std::ranges::any_of(parts, &tells_experts)) return false;
+  // All ranks see the sequences of all, and choose alike.
+  std::vector<std::int64_t> rows(static_cast<std::size_t>(pool_.size().ranks));
+  for (const Part& part : parts) ++rows[static_cast<std::size_t>(part.sequence->held.rank)];
+  if (!recorded_->takes(*std::ranges::max_element(rows))) return false;
   const bool is_alone = placed_.context.mesh.world_size() == 1;
   AdapterTables::Sets sets;
   for (const Part& part : parts) sets.push_back(part.sequence->adapter->set);

@@ -16,12 +16,18 @@ std::vector<std::int32_t> held_of(const std::vector<std::int32_t>& tokens, const
 }  // namespace
 
 const KeptStates::State* KeptStates::find(const std::vector<std::int32_t>& tokens,
-                                          const Adapter& adapter) {
+                                          const Adapter& adapter, std::int64_t conversation) {
+  const auto fits = [&](const State& state) {
+    return state.tokens.size() < tokens.size() && is_same(*state.adapter, adapter) &&
+           std::equal(state.tokens.begin(), state.tokens.end(), tokens.begin());
+  };
+  if (conversation >= 0)
+    drop_if([&](const State& own) { return own.conversation == conversation && !fits(own); });
   State* found = nullptr;
   for (State& state : states_) {
-    const bool fits = state.tokens.size() < tokens.size() && is_same(*state.adapter, adapter) &&
-                      std::equal(state.tokens.begin(), state.tokens.end(), tokens.begin());
-    if (fits && (found == nullptr || state.tokens.size() > found->tokens.size())) found = &state;
+    const bool is_open = state.conversation < 0 || state.conversation == conversation;
+    if (is_open && fits(state) && (found == nullptr || state.tokens.size() > found->tokens.size()))
+      found = &state;
   }
   if (found != nullptr) found->used = ++clock_;
   return found;
@@ -32,10 +38,11 @@ void KeptStates::keep(const std::vector<std::int32_t>& tokens,
                       const std::vector<std::uint16_t>& experts) {
   std::vector<std::int32_t> whole = held_of(tokens, held);
   for (const State& state : states_) {
-    if (is_same(*state.adapter, *adapter) && state.tokens == whole && state.held.rank == held.rank)
+    if (state.conversation < 0 && is_same(*state.adapter, *adapter) && state.tokens == whole &&
+        state.held.rank == held.rank)
       return;
   }
-  if (whole.empty() || !make_room(held.rank)) return;
+  if (whole.empty() || !free_slot(held.rank)) return;
   State state{std::move(whole), adapter, pool_.take_slot(held.rank), ++clock_, experts};
   pool_.fork_into(held, {&state.held});
   states_.push_back(std::move(state));
@@ -43,26 +50,36 @@ void KeptStates::keep(const std::vector<std::int32_t>& tokens,
 
 void KeptStates::take_over(const std::vector<std::int32_t>& tokens,
                            const std::shared_ptr<const Adapter>& adapter, Holding& held,
-                           std::vector<std::uint16_t> experts) {
+                           std::vector<std::uint16_t> experts, std::int64_t conversation) {
   std::vector<std::int32_t> whole = held_of(tokens, held);
-  if (whole.empty() || !make_room(held.rank)) return;
-  states_.push_back(
-      {std::move(whole), adapter, std::exchange(held, {}), ++clock_, std::move(experts)});
+  if (whole.empty()) return;
+  states_.push_back({std::move(whole), adapter, std::exchange(held, {}), ++clock_,
+                     std::move(experts), conversation});
 }
 
-bool KeptStates::make_room(std::int64_t rank) {
-  if (most_ <= 0) return false;
-  const auto count = std::count_if(states_.begin(), states_.end(),
-                                   [&](const State& state) { return state.held.rank == rank; });
-  if (count >= most_) drop_one(rank);
+Holding KeptStates::give(const State& state) {
+  const auto it = std::find_if(states_.begin(), states_.end(),
+                               [&](const State& other) { return &other == &state; });
+  Holding held = std::move(it->held);
+  states_.erase(it);
+  return held;
+}
+
+bool KeptStates::free_slot(std::int64_t rank, const State* spared) {
+  while (pool_.free_slots(rank) == 0) {
+    if (!drop_one(rank, spared)) return false;
+  }
   return true;
 }
 
 bool KeptStates::drop_one(std::int64_t rank, const State* spared) {
+  const auto order = [](const State& state) {
+    return std::pair(state.conversation < 0, state.used);
+  };
   auto oldest = states_.end();
   for (auto it = states_.begin(); it != states_.end(); ++it) {
     if (it->held.rank != rank || &*it == spared) continue;
-    if (oldest == states_.end() || it->used < oldest->used) oldest = it;
+    if (oldest == states_.end() || order(*it) < order(*oldest)) oldest = it;
   }
   if (oldest == states_.end()) return false;
   pool_.release(oldest->held);
@@ -70,22 +87,35 @@ bool KeptStates::drop_one(std::int64_t rank, const State* spared) {
   return true;
 }
 
-void KeptStates::drop_set(const nn::AdapterSet& set) {
+template <class Which>
+void KeptStates::drop_if(Which which) {
   std::erase_if(states_, [&](State& state) {
-    const bool is_of_it = state.adapter->set.get() == &set;
-    if (is_of_it) pool_.release(state.held);
-    return is_of_it;
+    const bool is_dropped = which(state);
+    if (is_dropped) pool_.release(state.held);
+    return is_dropped;
   });
 }
 
-void KeptStates::drop_all() {
-  for (State& state : states_) pool_.release(state.held);
-  states_.clear();
+void KeptStates::drop_set(const nn::AdapterSet& set) {
+  drop_if([&](const State& state) { return state.adapter->set.get() == &set; });
 }
 
-bool KeptStates::has(const nn::AdapterSet& set) const {
-  return std::any_of(states_.begin(), states_.end(),
-                     [&](const State& state) { return state.adapter->set.get() == &set; });
+bool KeptStates::has(std::int64_t conversation) const {
+  return conversation >= 0 && std::ranges::any_of(states_, [&](const State& state) {
+           return state.conversation == conversation;
+         });
+}
+
+void KeptStates::drop_conversation(std::int64_t conversation) {
+  drop_if([&](const State& state) { return state.conversation == conversation; });
+}
+
+void KeptStates::drop_shared() {
+  drop_if([](const State& state) { return state.conversation < 0; });
+}
+
+void KeptStates::drop_all() {
+  drop_if([](const State&) { return true; });
 }
 
 }  // namespace heddle::rollout

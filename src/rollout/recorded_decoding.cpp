@@ -23,9 +23,10 @@ namespace {
 constexpr std::int64_t kDraws = 3, kPosition = 2, kLength = 3, kToken = 4, kSlot = 5, kIsReal = 6,
                        kWhole = 7;
 
-/// Padding rows cost little while the weights' traffic dominates, a graph for every size would cost
-/// the time to record it.
-std::int64_t batch_bucket(std::int64_t rows) {
+/// The smallest of the sizes that holds the rows. Padding rows cost little while the weights'
+/// traffic dominates, a graph for every size would cost the time to record it.
+std::int64_t batch_bucket(std::int64_t rows, const std::vector<std::int64_t>& batches) {
+  if (!batches.empty()) return *std::lower_bound(batches.begin(), batches.end(), rows);
   for (const std::int64_t size : {1, 2, 4, 8, 16, 24, 32, 48, 64}) {
     if (rows <= size) return size;
   }
@@ -70,8 +71,12 @@ std::string RecordedDecoding::why_not(const assembly::ModelOnRanks& placed, bool
 }
 
 RecordedDecoding::RecordedDecoding(assembly::ModelOnRanks& placed, CachePool& pool,
-                                   std::int64_t capacity)
-    : placed_(placed), pool_(pool), capacity_(capacity), fingerprint_(fingerprint()) {
+                                   std::int64_t capacity, std::vector<std::int64_t> batches)
+    : placed_(placed),
+      pool_(pool),
+      capacity_(capacity),
+      batches_(std::move(batches)),
+      fingerprint_(fingerprint()) {
   const ops::NoGradient guard;
   rotary_ = placed_.model->rotary(
       at::arange(capacity_, at::TensorOptions().dtype(at::kLong).device(placed_.context.device)));
@@ -207,7 +212,7 @@ RecordedDecoding::Key RecordedDecoding::key_of(const std::vector<Row>& rows,
                                                const AdapterTables::Sets& sets, bool plain) {
   std::int64_t longest = 0;
   for (const Row& row : rows) longest = std::max(longest, row.held->tokens);
-  Key key{batch_bucket(static_cast<std::int64_t>(rows.size())),
+  Key key{batch_bucket(static_cast<std::int64_t>(rows.size()), batches_),
           length_bucket(longest, capacity_),
           nullptr,
           0,

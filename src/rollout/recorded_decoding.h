@@ -35,9 +35,12 @@ class RecordedDecoding {
   /// `gathers` a rank has whole weights while it generates, see EngineOptions::gather_weights.
   static std::string why_not(const assembly::ModelOnRanks& placed, bool gathers);
 
-  /// `placed` and `pool` outlive it.
-  RecordedDecoding(assembly::ModelOnRanks& placed, CachePool& pool, std::int64_t capacity);
+  /// `placed` and `pool` outlive it. `batches`: see CacheOptions::graph_batches.
+  RecordedDecoding(assembly::ModelOnRanks& placed, CachePool& pool, std::int64_t capacity,
+                   std::vector<std::int64_t> batches = {});
 
+  /// A step of so many rows has a graph.
+  bool takes(std::int64_t rows) const { return batches_.empty() || rows <= batches_.back(); }
   /// Rows of these sets can share a step.
   bool can_mix(const AdapterTables::Sets& sets) const;
   /// The next token of each sequence, by its draw, all with one set of adapters or none unless they
@@ -96,6 +99,7 @@ class RecordedDecoding {
   assembly::ModelOnRanks& placed_;
   CachePool& pool_;
   std::int64_t capacity_;
+  std::vector<std::int64_t> batches_;
   std::pair<at::Tensor, at::Tensor> rotary_;  ///< See nn::CachedSequences.
   std::optional<AdapterTables> tables_;       ///< Unless the kernels read none.
   std::map<Key, Step> steps_;

@@ -43,6 +43,10 @@ struct Request {
   /// Keeps the state after the prompt and at the end, for prompts that go on from there (the next
   /// turn of a conversation), until the memory is wanted.
   bool keep_state = false;
+  /// Number of a conversation from 0 on; sample i has that of the request plus i. The state at the
+  /// end of an answer stays for the next request of its conversation alone, which takes it over if
+  /// it goes on from there; until the memory is wanted, or Engine::end_conversation(). -1: none.
+  std::int64_t conversation = -1;
 
   /// Targets in the place of the token after this one.
   std::span<const std::int32_t> targets_after(std::int64_t position) const {

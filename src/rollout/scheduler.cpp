@@ -8,7 +8,16 @@
 namespace heddle::rollout {
 
 Scheduler::Scheduler(CachePool& pool, const Limits& limits)
-    : pool_(pool), limits_(limits), kept_(pool, limits.kept_states) {}
+    : pool_(pool), limits_(limits), kept_(pool) {}
+
+void Scheduler::add(std::unique_ptr<Sequence> sequence) {
+  const auto goes_on = [this](const std::unique_ptr<Sequence>& it) {
+    return it->adapter != nullptr || kept_.has(it->conversation());
+  };
+  const auto place = goes_on(sequence) ? std::find_if_not(waiting_.begin(), waiting_.end(), goes_on)
+                                       : waiting_.end();
+  waiting_.insert(place, std::move(sequence));
+}
 
 std::int64_t Scheduler::running_on(std::int64_t rank) const {
   return std::count_if(running_.begin(), running_.end(),
@@ -47,27 +56,35 @@ Scheduler::Admission Scheduler::start(Sequence& sequence,
                                       const std::shared_ptr<const Adapter>& adapter) {
   if (const Sequence* const leader = leader_of(sequence, *adapter)) {
     const std::int64_t rank = leader->held.rank;
-    if (!has_slot(rank) || !has_pages(rank, 1, nullptr)) return Admission::kLater;
+    if (!has_slot(rank) || !has_pages(rank, 1, nullptr) || !kept_.free_slot(rank))
+      return Admission::kLater;
     sequence.held = pool_.take_slot(rank);
     sequence.follows = true;
     return Admission::kStarted;
   }
   const auto tokens = static_cast<std::int64_t>(sequence.tokens.size());
   const KeptStates::State* kept =
-      sequence.wants_prompt_logprobs() ? nullptr : kept_.find(sequence.tokens, *adapter);
+      sequence.wants_prompt_logprobs()
+          ? nullptr
+          : kept_.find(sequence.tokens, *adapter, sequence.conversation());
   // One that was read for a request without experts does not say which these were.
   if (kept != nullptr && sequence.request->return_experts && kept->experts.empty()) kept = nullptr;
   if (kept != nullptr) {
     const std::int64_t rank = kept->held.rank;
     if (!has_slot(rank)) return Admission::kLater;
     if (!has_pages(rank, tokens - kept->held.tokens, kept)) return Admission::kNoRoom;
-    sequence.held = pool_.take_slot(rank);
-    pool_.fork_into(kept->held, {&sequence.held});
     if (sequence.output_size() == 0) sequence.completion.cached_tokens = kept->held.tokens;
     sequence.take_experts(kept->experts);
+    if (kept->conversation >= 0 || !kept_.free_slot(rank, kept)) {
+      sequence.held = kept_.give(*kept);
+    } else {
+      sequence.held = pool_.take_slot(rank);
+      pool_.fork_into(kept->held, {&sequence.held});
+    }
   } else {
     const std::int64_t rank = emptiest_rank();
-    if (rank < 0 || !has_pages(rank, tokens, nullptr)) return Admission::kNoRoom;
+    if (rank < 0 || !has_pages(rank, tokens, nullptr) || !kept_.free_slot(rank))
+      return Admission::kNoRoom;
     sequence.held = pool_.begin(rank);
   }
   while (!pool_.reserve(sequence.held, tokens)) {
@@ -140,6 +157,8 @@ std::vector<Part> Scheduler::plan() {
     if (read_prompts_) {
       const std::int64_t shared = sequence->shared_tokens() - sequence->held.tokens;
       if (shared > 0) count = std::min(count, shared);
+      if (limits_.reads_last_alone && sequence->draws() && sequence->pending() > 1)
+        count = std::min(count, sequence->pending() - 1);
       count = std::min(count, limits_.prefill_tokens - rows);
     }
     if (count <= 0 || !make_room(*sequence, sequence->held.tokens + count)) continue;
@@ -193,8 +212,10 @@ std::unique_ptr<Sequence> Scheduler::finish(const Sequence& sequence) {
                                [&](const auto& other) { return other.get() == &sequence; });
   std::unique_ptr<Sequence> ended = std::move(*it);
   running_.erase(it);
-  if (ended->request->keep_state)
-    kept_.take_over(ended->tokens, ended->adapter, ended->held, ended->experts);
+  if (ended->request->keep_state || ended->conversation() >= 0) {
+    kept_.take_over(ended->tokens, ended->adapter, ended->held, ended->experts,
+                    ended->conversation());
+  }
   pool_.release(ended->held);
   return ended;
 }

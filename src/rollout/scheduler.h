@@ -20,15 +20,20 @@ class Scheduler {
     std::int64_t sequences = 0;       ///< Generated at the same time.
     std::int64_t rank_sequences = 0;  ///< On one data rank.
     std::int64_t prefill_tokens = 0;  ///< Prompt tokens of one pass on each data rank.
-    std::int64_t kept_states = 0;     ///< On each data rank.
     /// Passes have one set of adapters: ranks share experts, which take the set of their own rows.
     bool one_set = false;
+    /// The last token before one that is drawn is never read with those before it. Where states are
+    /// rounded when they are stored, a prompt that others share and one that nobody does are then
+    /// rounded at the same tokens.
+    bool reads_last_alone = false;
   };
   /// `pool` outlives it.
   Scheduler(CachePool& pool, const Limits& limits);
 
   bool is_idle() const { return waiting_.empty() && running_.empty(); }
-  void add(std::unique_ptr<Sequence> sequence) { waiting_.push_back(std::move(sequence)); }
+  /// It waits after the others; one whose conversation has a state that is kept, before those that
+  /// have not started and would take the state's memory.
+  void add(std::unique_ptr<Sequence> sequence);
   /// Gives waiting sequences memory; those that start get `adapter` unless they name one.
   void admit(const std::shared_ptr<const Adapter>& adapter);
   /// Tokens for the next pass, each with its memory, sequences of one adapter after another:

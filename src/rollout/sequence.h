@@ -54,6 +54,10 @@ struct Sequence {
     experts.insert(experts.end(), others.begin() + static_cast<std::ptrdiff_t>(experts.size()),
                    others.end());
   }
+  /// See Request::conversation.
+  std::int64_t conversation() const {
+    return request->conversation < 0 ? -1 : request->conversation + completion.sample;
+  }
   bool wants_prompt_logprobs() const {
     return request->prompt_logprobs && id == group &&
            static_cast<std::int64_t>(completion.prompt_logprobs.size()) < prompt_size();

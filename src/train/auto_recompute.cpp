@@ -11,6 +11,7 @@
 #include "base/text.h"
 #include "device/device.h"
 #include "device/memory_meter.h"
+#include "runtime/free_memory.h"
 
 namespace heddle::train {
 
@@ -114,13 +115,7 @@ double AutoRecompute::held_bytes() const {
 }
 
 double AutoRecompute::memory_there() const {
-  const c10::Device device = setup_.context.device;
-  const comm::World* world = setup_.context.mesh.world().get();
-  // Ranks on processors of one host share its memory.
-  const double sharing = device.is_cpu() && world != nullptr
-                             ? static_cast<double>(world->environment().local_world)
-                             : 1;
-  const double there = held_bytes() + static_cast<double>(device::free_bytes(device)) / sharing;
+  const double there = held_bytes() + static_cast<double>(runtime::free_bytes(setup_.context));
   return limit_bytes_ > 0 ? std::min(there, limit_bytes_) : there;
 }
 

@@ -196,6 +196,19 @@ const std::vector<BadInputCase>& configuration() {
        },
        2,
        {"--output takes the answers to the rows of --input"}},
+      {"SettingThatGenerateHasAnOptionFor",
+       [](const Folder& f) {
+         return Arguments{"generate", f.at("model"), "rollout.temperature=2", "--prompt", "a"};
+       },
+       2,
+       {"'rollout.temperature=2': of a configuration, parallel.*, rollout.state_dtype, kv_page, "
+        "memory_fraction, graph_batches and kernels.* alone can be set here"}},
+      {"PageThatIsNoPowerOfTwo",
+       [](const Folder& f) {
+         return Arguments{"generate", f.at("model"), "rollout.kv_page=12", "--prompt", "a"};
+       },
+       2,
+       {"rollout.kv_page: expected a power of two, found 12"}},
       {"OutputInAFolderThatIsNotThere",
        [](const Folder& f) {
          f.write("in.jsonl", R"({"text":"a"})");

@@ -181,6 +181,18 @@ TEST(BenchGenerate, TimesTheFirstTokenAndTheRest) {
   EXPECT_THAT(result["kernels"], ::testing::Contains("attention_decode: cpu"));
 }
 
+TEST(BenchGenerate, CountsHalfTheTrafficOfStatesOfBf16) {
+  const auto traffic = [](const std::string& dtype) {
+    const json result = bench({"generate", "--preset", "small-10m", "--sweep", "1x9x2,33x9x2",
+                               "rollout.state_dtype=" + dtype});
+    EXPECT_EQ(result["state_dtype"], dtype);
+    return result["points"][1]["traffic_gb"].get<double>() -
+           result["points"][0]["traffic_gb"].get<double>();
+  };
+  // Convolutions, keys and values of some tokens are small beside them.
+  EXPECT_NEAR(traffic("bfloat16") / traffic("float32"), 0.5, 0.1);
+}
+
 TEST(BenchGenerate, SweepsOverPoints) {
   const json result = bench({"generate", "--preset", "small-10m", "--samples", "2", "--top-k", "20",
                              "--sweep", "4x9x5,2x33x3", "model.dtype=float32"});

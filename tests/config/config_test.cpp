@@ -271,6 +271,35 @@ TEST(Config, PartialNeedsNoRequiredKey) {
   EXPECT_THROW(load({}, {}, Completeness::kComplete), ConfigError);
 }
 
+TEST(Config, MemoryOfSequencesIsSetWhereTheyAreGenerated) {
+  const auto partial = [](std::vector<std::string> settings) {
+    return parse("", "command line", settings, Completeness::kPartial).rollout.caches;
+  };
+  const rollout::CacheOptions caches =
+      partial({"rollout.state_dtype=bfloat16", "rollout.kv_page=16", "rollout.memory_fraction=0.25",
+               "rollout.graph_batches=[1, 3, 40]"});
+  EXPECT_EQ(caches.state_dtype, rollout::StateDtype::kBFloat16);
+  EXPECT_EQ(caches.kv_page, 16);
+  EXPECT_EQ(caches.memory_fraction, 0.25);
+  EXPECT_THAT(caches.graph_batches, ElementsAre(1, 3, 40));
+  const auto message = [&](const std::string& setting) -> std::string {
+    try {
+      partial({setting});
+    } catch (const ConfigError& e) {
+      return e.what();
+    }
+    return "(no error)";
+  };
+  EXPECT_EQ(message("rollout.kv_page=24"),
+            "command line: rollout.kv_page: expected a power of two, found 24");
+  EXPECT_EQ(message("rollout.graph_batches=[2, 8, 8]"),
+            "command line: rollout.graph_batches: expected ascending sizes, found [2, 8, 8]");
+  EXPECT_THAT(message("rollout.graph_batches=[0]"), HasSubstr("an integer >= 1, found"));
+  EXPECT_THAT(message("rollout.graph_batches=[2, many]"), HasSubstr("an integer >= 1, found"));
+  EXPECT_THAT(message("rollout.memory_fraction=1.5"), HasSubstr("a number in [0, 1], found"));
+  EXPECT_THAT(message("rollout.state_dtype=float16"), HasSubstr("float32|bfloat16"));
+}
+
 // The surface that scripts rely on. A change is deliberate: write the files anew with
 // `heddle config --reference [--markdown]`.
 TEST(ConfigSurface, ReferenceIsFrozen) {

@@ -4,7 +4,10 @@
 #include <algorithm>
 #include <cmath>
 #include <random>
+#include <utility>
 #include <vector>
+
+#include <c10/util/BFloat16.h>
 
 #include "ops/causal_conv1d/cpu/conv_kernels.h"
 #include "ops/cpu_dispatch.h"
@@ -110,9 +113,21 @@ std::vector<Values> run_rule(const gdn_cpu::RuleKernels& kernels, long K, long V
 
   // One step of each head after the last state.
   Values stepped = final;
-  for (long h = 0; h < a.Hv; ++h) kernels.step[0](a, 98, h, stepped.data() + h * state);
+  for (long h = 0; h < a.Hv; ++h) kernels.step[0][0](a, 98, h, stepped.data() + h * state);
   results.push_back(stepped);
   results.push_back(o);
+
+  // The step from a state of bf16 is that from the wide state of its numbers, rounded.
+  std::vector<c10::BFloat16> half(final.begin(), final.end());
+  Values widened(half.begin(), half.end()), o_of_half = o;
+  for (long h = 0; h < a.Hv; ++h) kernels.step[0][1](a, 98, h, half.data() + h * state);
+  std::swap(o, o_of_half);
+  a.o = o.data();
+  for (long h = 0; h < a.Hv; ++h) kernels.step[0][0](a, 98, h, widened.data() + h * state);
+  EXPECT_EQ(o, o_of_half);
+  EXPECT_TRUE(std::equal(half.begin(), half.end(), widened.begin(), [](c10::BFloat16 x, float y) {
+    return static_cast<float>(x) == static_cast<float>(c10::BFloat16(y));
+  }));
   return results;
 }
 

@@ -91,7 +91,8 @@ TEST_F(ExpertsOfTokens, AreThoseOfOnePassOverTheWholeSequence) {
   EXPECT_EQ(expert_width(model_.model->config()), 8);  // four layers, two experts
   for (const EngineOptions& options :
        {EngineOptions{.max_sequences = 8, .capacity = 90},
-        EngineOptions{.max_sequences = 2, .prefill_tokens = 7, .capacity = 90, .page_tokens = 8}}) {
+        EngineOptions{
+            .max_sequences = 2, .prefill_tokens = 7, .capacity = 90, .caches = {.kv_page = 8}}}) {
     Engine engine(model_, nullptr, options);
     const std::vector<Request> requests = {request_of(1, 5), request_of(33, 6, 3),
                                            request_of(65, 3), request_of(20, 1, 2)};
@@ -116,7 +117,7 @@ TEST_F(ExpertsOfTokens, AreKeptOverInterruptionsAndTurns) {
                 {.max_sequences = 3,
                  .prefill_tokens = 11,
                  .capacity = 60,
-                 .page_tokens = 8,
+                 .caches = {.kv_page = 8},
                  .pages = 12,
                  .kept_states = 2});
   engine.submit(group);
@@ -130,6 +131,7 @@ TEST_F(ExpertsOfTokens, AreKeptOverInterruptionsAndTurns) {
   // was read without experts is read again.
   for (const bool tells : {true, false}) {
     Request turn = request_of(14, 4);
+    turn.prompt[0] = tells ? 1 : 2;  // no state of the other one is a part of it
     turn.keep_state = true;
     turn.return_experts = tells;
     const RequestId first = engine.submit(turn);

@@ -75,7 +75,7 @@ TEST_P(SharingTest, ForksOfAPromptAreSeparatePrompts) {
     for (const std::int64_t room : {2, 8}) {
       Engine engine(
           loaded_, nullptr,
-          {.max_sequences = room, .prefill_tokens = 50, .capacity = 80, .page_tokens = 8});
+          {.max_sequences = room, .prefill_tokens = 50, .capacity = 80, .caches = {.kv_page = 8}});
       Request group = request_of(length, 6);
       group.samples = 5;
       Request other = request_of(length + 1, 4, 9);
@@ -117,7 +117,7 @@ TEST_P(SharingTest, ShortPagesAndInterruptionsChangeNothing) {
                 {.max_sequences = 6,
                  .prefill_tokens = 20,
                  .capacity = 60,
-                 .page_tokens = 8,
+                 .caches = {.kv_page = 8},
                  .pages = 12,
                  .kept_states = 2});
   engine.submit(group);
@@ -145,7 +145,7 @@ TEST_P(SharingTest, AnAbortedLeaderLeavesTheOthers) {
 }
 
 TEST_P(SharingTest, TheNextTurnGoesOnFromTheKeptState) {
-  Engine engine(loaded_, nullptr, {.max_sequences = 2, .capacity = 120, .page_tokens = 8});
+  Engine engine(loaded_, nullptr, {.max_sequences = 2, .capacity = 120, .caches = {.kv_page = 8}});
   Request turn = request_of(20, 5);
   turn.keep_state = true;
   std::vector<std::int32_t> conversation = turn.prompt;
@@ -213,9 +213,12 @@ TEST_P(SharingTest, MemoryIsGivenBackAndMadeAgain) {
 TEST_P(SharingTest, ManyRequestsLeaveNoMemoryTaken) {
   // With cancelling and interruptions; what they took must come back.
   const CounterRng rng(7, "many");
-  Engine engine(
-      loaded_, nullptr,
-      {.max_sequences = 16, .capacity = 24, .page_tokens = 4, .pages = 40, .kept_states = 3});
+  Engine engine(loaded_, nullptr,
+                {.max_sequences = 16,
+                 .capacity = 24,
+                 .caches = {.kv_page = 4},
+                 .pages = 40,
+                 .kept_states = 3});
   std::uint64_t draws = 0;
   const auto below = [&](std::uint64_t n) { return rng.below(draws++, n); };
   std::vector<RequestId> live;

@@ -221,6 +221,12 @@ TEST_F(TrainerTest, TheCommandsWorkTogether) {
       run_cli({"generate", model, "--prompt", "row 7", "--raw", "--max-new-tokens", "5"}, &out), 0);
   EXPECT_EQ(run_cli({"tokenize", "model.path=" + model, "--text", "row 7 holds"}), 0);
   EXPECT_EQ(run_cli({"generate", model}), 2);
+  std::string rounded;
+  ASSERT_EQ(run_cli({"generate", model, "--prompt", "row 7", "--raw", "--max-new-tokens", "5",
+                     "--seed", "1", "rollout.state_dtype=bfloat16", "rollout.kv_page=8"},
+                    &rounded),
+            0);
+  EXPECT_FALSE(rounded.empty());
 }
 
 TEST_F(TrainerTest, AFinishedRunSaysSoAndAContinuedOneCountsItsOwnSteps) {

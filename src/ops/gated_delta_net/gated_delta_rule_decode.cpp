@@ -11,6 +11,14 @@
 
 namespace heddle::ops {
 
+namespace {
+
+bool is_state_dtype(const at::Tensor& states, const at::Tensor& q) {
+  return states.scalar_type() == compute_type(q) || states.scalar_type() == at::kBFloat16;
+}
+
+}  // namespace
+
 at::Tensor gated_delta_rule_decode(const KernelTable& kernels,
                                    const GatedDeltaRuleDecode::Inputs& inputs,
                                    const CacheRows& rows) {
@@ -18,10 +26,10 @@ at::Tensor gated_delta_rule_decode(const KernelTable& kernels,
   check_heads("gated_delta_rule_decode", in.q, in.k, in.v, in.g, in.beta);
   TORCH_CHECK(in.states.dim() == 4 && in.states.size(1) == in.v.size(1) &&
                   in.states.size(2) == in.q.size(2) && in.states.size(3) == in.v.size(2) &&
-                  in.states.is_contiguous() && in.states.scalar_type() == compute_type(in.q),
+                  in.states.is_contiguous() && is_state_dtype(in.states, in.q),
               "gated_delta_rule_decode: states ", in.states.sizes(), " ", in.states.scalar_type(),
-              " must be [slots,Hv,K,V] contiguous ", compute_type(in.q), " with q ", in.q.sizes(),
-              " and v ", in.v.sizes());
+              " must be [slots,Hv,K,V] contiguous ", compute_type(in.q), " or BFloat16 with q ",
+              in.q.sizes(), " and v ", in.v.sizes());
   rows.check("gated_delta_rule_decode", in.q.size(0), in.states.size(0));
   if (in.scale == 0) in.scale = 1 / std::sqrt(static_cast<double>(in.q.size(2)));
   const NoGradient guard;
@@ -38,7 +46,7 @@ at::Tensor gated_delta_net_decode(const KernelTable& kernels, const GatedDeltaNe
     TORCH_CHECK(in.states.is_contiguous() && in.conv_states.is_contiguous() &&
                     in.qkv.size(1) == 2 * in.num_key_heads * K + Hv * V &&
                     in.states.size(1) == Hv && in.states.size(3) == V &&
-                    in.conv_states.size(1) == in.qkv.size(1) &&
+                    is_state_dtype(in.states, in.qkv) && in.conv_states.size(1) == in.qkv.size(1) &&
                     in.conv_states.size(2) == in.conv_weight.size(1) - 1,
                 "gated_delta_net_decode: qkv ", in.qkv.sizes(), ", z ", in.z.sizes(), ", states ",
                 in.states.sizes(), " and ", in.conv_states.sizes(), " do not belong to one layer");

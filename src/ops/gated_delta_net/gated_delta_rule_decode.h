@@ -20,9 +20,11 @@ struct GatedDeltaRuleDecode {
   static constexpr const char* kName = "gated_delta_rule_decode";
   using Dims = GatedDeltaRule::Dims;
   struct Inputs {
-    at::Tensor q, k, v;        ///< [B,Hk,K], [B,Hk,K], [B,Hv,V]; any stride between tokens.
-    at::Tensor g, beta;        ///< [B,Hv] fp32 (fp64 for fp64)
-    at::Tensor states;         ///< [slots,Hv,K,V] fp32 (fp64 for fp64), updated in place.
+    at::Tensor q, k, v;  ///< [B,Hk,K], [B,Hk,K], [B,Hv,V]; any stride between tokens.
+    at::Tensor g, beta;  ///< [B,Hv] fp32 (fp64 for fp64)
+    /// [slots,Hv,K,V] fp32 (fp64 for fp64) or bf16, updated in place. A step computes in the wide
+    /// dtype; bf16 states are rounded once, to nearest even, when they are stored.
+    at::Tensor states;
     double scale = 0;          ///< As in GatedDeltaRuleOptions.
     bool normalize_qk = true;  ///< As in GatedDeltaRuleOptions.
   };
@@ -37,9 +39,9 @@ struct GatedDeltaRuleDecode {
 };
 
 /// The gated delta rule for one new token in each of B sequences, whose states it updates in place:
-/// S = e^g S; S += k (beta (v - k^T S)); o = q^T S, heads as in gated_delta_rule. Returns o
-/// [B,Hv,V] in the dtype of v. Not differentiable. TORCH_CHECKs that every slot exists; no two
-/// sequences may share one.
+/// S = e^g S; S += k (beta (v - k^T S)); o = q^T S, heads as in gated_delta_rule, with S as it is
+/// before it is rounded. Returns o [B,Hv,V] in the dtype of v. Not differentiable. TORCH_CHECKs
+/// that every slot exists; no two sequences may share one.
 at::Tensor gated_delta_rule_decode(const KernelTable& kernels,
                                    const GatedDeltaRuleDecode::Inputs& inputs,
                                    const CacheRows& rows);

@@ -331,7 +331,7 @@ GatedDeltaRuleGradients backward(const GatedDeltaRule::Inputs& in,
 }
 
 at::Tensor decode(const GatedDeltaRuleDecode::Inputs& in, const CacheRows& cache_rows) {
-  const c10::ScalarType type = in.states.scalar_type();
+  const c10::ScalarType type = compute_type(in.q);
   const std::int64_t B = in.q.size(0), Hk = in.q.size(1), K = in.q.size(2), Hv = in.v.size(1),
                      V = in.v.size(2);
   const auto rows = [&](const at::Tensor& x, double factor) {
@@ -340,12 +340,12 @@ at::Tensor decode(const GatedDeltaRuleDecode::Inputs& in, const CacheRows& cache
     return (y * factor).unsqueeze(2).expand({B, Hk, Hv / Hk, K}).reshape({B * Hv, 1, K});
   };
   const at::Tensor query = rows(in.q, in.scale), key = rows(in.k, 1);
-  at::Tensor S = in.states.index_select(0, cache_rows.slots).view({B * Hv, K, V}) *
+  at::Tensor S = in.states.index_select(0, cache_rows.slots).to(type).view({B * Hv, K, V}) *
                  at::exp(in.g.to(type)).view({B * Hv, 1, 1});
   const at::Tensor u = in.beta.to(type).reshape({B * Hv, 1, 1}) *
                        (in.v.to(type).reshape({B * Hv, 1, V}) - at::bmm(key, S));
   S = at::baddbmm(S, transposed(key), u);
-  in.states.index_copy_(0, cache_rows.slots, S.view({B, Hv, K, V}));
+  in.states.index_copy_(0, cache_rows.slots, S.view({B, Hv, K, V}).to(in.states.scalar_type()));
   return at::bmm(query, S).view({B, Hv, V}).to(in.v.scalar_type());
 }
 

@@ -36,6 +36,7 @@ rollout::EngineOptions engine_options(const EngineBackendOptions& options) {
   rollout::EngineOptions engine;
   engine.max_sequences = options.max_sequences;
   engine.capacity = options.max_context;
+  engine.caches = config_of(options).rollout.caches;
   return engine;
 }
 

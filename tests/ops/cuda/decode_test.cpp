@@ -4,6 +4,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/stack.h>
 
+#include <functional>
 #include <limits>
 
 #include "ops/attention/attention_decode.h"
@@ -89,6 +90,28 @@ TEST_F(GpuDecode, TheRuleEqualsTheReference) {
         gated_delta_rule_decode(kernels, {q, k, v, g.to(gpu()), beta.to(gpu()), again}, rows);
     EXPECT_TRUE(identical(o.cpu(), o_again.cpu()));
     EXPECT_TRUE(identical(states.cpu(), again.cpu()));
+  }
+}
+
+TEST_F(GpuDecode, TheRuleRoundsStatesOfBf16Once) {
+  for (const auto& [batch, hk, hv, dim] :
+       {std::tuple{1, 2, 2, 128}, {3, 2, 6, 128}, {70, 4, 4, 128}, {3, 1, 8, 64}, {5, 2, 2, 256}}) {
+    const std::vector<std::int64_t> slots = scattered(batch);
+    const KernelTable kernels =
+        gpu_table(OpRequest::of<GatedDeltaRuleDecode>({.head_k_dim = dim, .head_v_dim = dim}),
+                  "cuda.fused", at::kBFloat16);
+    const CacheRows rows = CacheRows::from_host(slots, slots, gpu());
+    const auto [q, k, v] = split_qkv(
+        half(randn({batch, (2 * hk + hv) * dim}, at::kFloat, 1)).to(gpu()), hk, dim, hv, dim);
+    const at::Tensor g = -randn({batch, hv}, at::kFloat, 2).abs().to(gpu()),
+                     beta = randn({batch, hv}, at::kFloat, 3).sigmoid().to(gpu());
+    at::Tensor states =
+        half(with_free_slots(randn({batch, hv, dim, dim}, at::kFloat, 4), slots)).to(gpu());
+    at::Tensor wide = states.to(at::kFloat);
+    const at::Tensor o = gated_delta_rule_decode(kernels, {q, k, v, g, beta, states}, rows),
+                     expected = gated_delta_rule_decode(kernels, {q, k, v, g, beta, wide}, rows);
+    EXPECT_TRUE(identical(o.cpu(), expected.cpu())) << batch << " " << dim;
+    EXPECT_TRUE(identical(states.cpu(), half(wide).cpu())) << batch << " " << dim;
   }
 }
 
@@ -198,44 +221,72 @@ KernelTable mixer_table(const Target& device, c10::ScalarType dtype, std::int64_
   return KernelTable::choose(builtin_registry(), device, dtype, requests, policy);
 }
 
-TEST_F(GpuDecode, TheMixerInOnePassEqualsItsParts) {
-  for (const auto& [batch, hk, hv, dim] : {std::tuple{1, 2, 2, 128},
-                                           {3, 2, 6, 128},
-                                           {64, 2, 4, 128},
-                                           {3, 1, 8, 64},
-                                           {64, 16, 16, 128},
-                                           {40, 16, 32, 128},
-                                           {23, 12, 36, 128}}) {
+/// Those of the last three have more key heads than two CTAs a multiprocessor take.
+const std::vector<std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t>> kMixers = {
+    {1, 2, 2, 128},    {3, 2, 6, 128},    {64, 2, 4, 128},  {3, 1, 8, 64},
+    {64, 16, 16, 128}, {40, 16, 32, 128}, {23, 12, 36, 128}};
+
+GatedDeltaNetDecode some_mixer(std::int64_t batch, std::int64_t hk, std::int64_t hv,
+                               std::int64_t dim, const std::vector<std::int64_t>& slots) {
+  const std::int64_t channels = (2 * hk + hv) * dim;
+  GatedDeltaNetDecode in;
+  in.qkv = half(randn({batch, channels}, at::kFloat, 1));
+  in.a = half(randn({batch, hv}, at::kFloat, 2));
+  in.b = half(randn({batch, hv}, at::kFloat, 3));
+  in.z = half(randn({batch, hv, dim}, at::kFloat, 4));
+  in.conv_weight = half(randn({channels, 4}, at::kFloat, 5));
+  in.a_log = randn({hv}, at::kFloat, 6);
+  in.dt_bias = randn({hv}, at::kFloat, 7);
+  in.norm_weight = half(randn({dim}, at::kFloat, 8));
+  in.conv_states = with_free_slots(half(randn({batch, channels, 3}, at::kFloat, 9)), slots);
+  in.states = with_free_slots(randn({batch, hv, dim, dim}, at::kFloat, 10), slots);
+  in.num_key_heads = hk;
+  in.norm_eps = 1e-6;
+  return in;
+}
+
+GatedDeltaNetDecode moved(GatedDeltaNetDecode in,
+                          const std::function<at::Tensor(const at::Tensor&)>& move) {
+  for (at::Tensor* x : {&in.qkv, &in.a, &in.b, &in.z, &in.conv_weight, &in.a_log, &in.dt_bias,
+                        &in.norm_weight, &in.conv_states, &in.states})
+    *x = move(*x).clone();
+  return in;
+}
+
+at::Tensor to_gpu(const at::Tensor& x) { return x.to(gpu()); }
+
+TEST_F(GpuDecode, TheMixerRoundsStatesOfBf16Once) {
+  for (const auto& [batch, hk, hv, dim] : kMixers) {
     const std::vector<std::int64_t> slots = scattered(batch);
-    const std::int64_t channels = (2 * hk + hv) * dim;
-    GatedDeltaNetDecode in;
-    in.qkv = half(randn({batch, channels}, at::kFloat, 1));
-    in.a = half(randn({batch, hv}, at::kFloat, 2));
-    in.b = half(randn({batch, hv}, at::kFloat, 3));
-    in.z = half(randn({batch, hv, dim}, at::kFloat, 4));
-    in.conv_weight = half(randn({channels, 4}, at::kFloat, 5));
-    in.a_log = randn({hv}, at::kFloat, 6);
-    in.dt_bias = randn({hv}, at::kFloat, 7);
-    in.norm_weight = half(randn({dim}, at::kFloat, 8));
-    in.conv_states = with_free_slots(half(randn({batch, channels, 3}, at::kFloat, 9)), slots);
-    in.states = with_free_slots(randn({batch, hv, dim, dim}, at::kFloat, 10), slots);
-    in.num_key_heads = hk;
-    in.norm_eps = 1e-6;
-    const auto on = [&](auto&& moved) {
-      GatedDeltaNetDecode there = in;
-      for (at::Tensor* x :
-           {&there.qkv, &there.a, &there.b, &there.z, &there.conv_weight, &there.a_log,
-            &there.dt_bias, &there.norm_weight, &there.conv_states, &there.states})
-        *x = moved(*x).clone();
-      return there;
-    };
-    const GatedDeltaNetDecode there64 = on(exact);
+    GatedDeltaNetDecode in = moved(some_mixer(batch, hk, hv, dim, slots), to_gpu);
+    in.states = half(in.states);
+    GatedDeltaNetDecode wide = moved(in, to_gpu);
+    wide.states = in.states.to(at::kFloat);
+    const KernelTable kernels = mixer_table({Platform::kCuda}, at::kBFloat16, dim, "");
+    const CacheRows rows = CacheRows::from_host(slots, slots, gpu());
+    // Two steps: a slot's second state is read from where the first was stored.
+    for (int step = 0; step < 2; ++step) {
+      wide.states = in.states.to(at::kFloat);
+      const at::Tensor y = gated_delta_net_decode(kernels, in, rows),
+                       expected = gated_delta_net_decode(kernels, wide, rows);
+      EXPECT_TRUE(identical(y.cpu(), expected.cpu())) << batch << " " << hv << " " << dim;
+      EXPECT_TRUE(identical(in.states.cpu(), half(wide.states).cpu())) << batch << " " << hv;
+      EXPECT_TRUE(identical(in.conv_states.cpu(), wide.conv_states.cpu())) << batch;
+    }
+  }
+}
+
+TEST_F(GpuDecode, TheMixerInOnePassEqualsItsParts) {
+  for (const auto& [batch, hk, hv, dim] : kMixers) {
+    const std::vector<std::int64_t> slots = scattered(batch);
+    const GatedDeltaNetDecode in = some_mixer(batch, hk, hv, dim, slots);
+    const GatedDeltaNetDecode there64 = moved(in, exact);
     const at::Tensor expected =
         gated_delta_net_decode(mixer_table({}, at::kDouble, dim, "reference"), there64,
                                CacheRows::from_host(slots, slots, at::kCPU));
     const KernelTable kernels = mixer_table({Platform::kCuda}, at::kBFloat16, dim, "");
     ASSERT_NE(kernels.get<GatedDeltaRuleDecode>().net, nullptr);
-    const GatedDeltaNetDecode there = on([](const at::Tensor& x) { return x.to(gpu()); });
+    const GatedDeltaNetDecode there = moved(in, to_gpu);
     const at::Tensor y =
         gated_delta_net_decode(kernels, there, CacheRows::from_host(slots, slots, gpu()));
     EXPECT_TRUE(close(y.cpu(), expected, 2e-2)) << batch << " " << dim;
@@ -244,7 +295,7 @@ TEST_F(GpuDecode, TheMixerInOnePassEqualsItsParts) {
     EXPECT_TRUE(close(rows_of(there.states, slots), rows_of(there64.states, slots), 1e-2)) << dim;
     EXPECT_TRUE(there.states.select(0, 0).isnan().all().item().toBool());
     // A sequence's bits do not depend on the batch, whose kernels differ.
-    GatedDeltaNetDecode alone = on([](const at::Tensor& x) { return x.to(gpu()); });
+    GatedDeltaNetDecode alone = moved(in, to_gpu);
     for (at::Tensor* x : {&alone.qkv, &alone.a, &alone.b, &alone.z}) *x = x->narrow(0, 0, 1);
     const std::vector<std::int64_t> slot = {slots[0]};
     const at::Tensor own =

@@ -208,7 +208,8 @@ at::Tensor decode(const GatedDeltaRuleDecode::Inputs& in, const CacheRows& rows)
   RuleArgs a = call.args;
   at::Tensor o = at::empty({a.T, a.Hv, a.V}, in.v.options());
   a.o = mutable_data(o);
-  const auto work = chosen_rule_kernels().step[cpu_element(in.q)];
+  const auto work = chosen_rule_kernels()
+                        .step[cpu_element(in.q)][in.states.scalar_type() == at::kBFloat16 ? 1 : 0];
   char* base = static_cast<char*>(in.states.mutable_data_ptr());
   const std::int64_t state_bytes = a.K * a.V * static_cast<std::int64_t>(in.states.element_size());
   // About a microsecond of work at least for each task.

@@ -57,8 +57,8 @@ struct RuleKernels {
   /// dq and dk of tokens [first, last) from `parts` shares.
   void (*reduce[3])(const RuleArgs&, long parts, long first, long last);
   /// One token of one sequence and one value head: the state [K,V] is updated, o [V] written. q and
-  /// k are raw rows.
-  void (*step[3])(const RuleArgs&, long row, long head, void* state);
+  /// k are raw rows. The second index is 1 for states of bf16, which are rounded to nearest even.
+  void (*step[3][2])(const RuleArgs&, long row, long head, void* state);
 };
 
 HEDDLE_CPU_DECLARE(const RuleKernels& rule_kernels())

@@ -27,7 +27,8 @@ at::Tensor decode(const GatedDeltaRuleDecode::Inputs& in, const CacheRows& rows)
   const at::Tensor g = in.g.contiguous(), beta = in.beta.contiguous();
   at::Tensor o = at::empty(in.v.sizes(), in.v.options());
   const cuda::GdnDecodeShape shape{static_cast<int>(q.size(0)), static_cast<int>(q.size(1)),
-                                   static_cast<int>(v.size(1)), static_cast<int>(q.size(2))};
+                                   static_cast<int>(v.size(1)), static_cast<int>(q.size(2)),
+                                   cuda::element_of(in.states)};
   cuda::GdnDecodeInputs inputs;
   inputs.q = cuda::input_rows(q);
   inputs.k = cuda::input_rows(k);
@@ -35,7 +36,7 @@ at::Tensor decode(const GatedDeltaRuleDecode::Inputs& in, const CacheRows& rows)
   inputs.g = g.const_data_ptr<float>();
   inputs.beta = beta.const_data_ptr<float>();
   inputs.slots = rows.slots.const_data_ptr<std::int64_t>();
-  inputs.states = in.states.mutable_data_ptr<float>();
+  inputs.states = in.states.mutable_data_ptr();
   inputs.scale = static_cast<float>(in.scale);
   inputs.normalize_qk = in.normalize_qk;
   cuda::gated_delta_rule_decode(shape, inputs, o.mutable_data_ptr(), on.stream());
@@ -53,7 +54,8 @@ at::Tensor net(const GatedDeltaNetDecode& in, const CacheRows& rows) {
   const std::int64_t B = qkv.size(0), Hv = z.size(1), D = z.size(2);
   at::Tensor y = at::empty({B, Hv * D}, qkv.options());
   const cuda::GdnDecodeShape shape{static_cast<int>(B), static_cast<int>(in.num_key_heads),
-                                   static_cast<int>(Hv), static_cast<int>(D)};
+                                   static_cast<int>(Hv), static_cast<int>(D),
+                                   cuda::element_of(in.states)};
   cuda::GdnMixerInputs inputs{};
   inputs.qkv = cuda::input_rows(qkv);
   inputs.a = cuda::input_rows(a);
@@ -69,7 +71,7 @@ at::Tensor net(const GatedDeltaNetDecode& in, const CacheRows& rows) {
   inputs.norm_weight_type = cuda::element_of(norm);
   inputs.width = static_cast<int>(taps.size(1));
   inputs.conv_states = in.conv_states.mutable_data_ptr();
-  inputs.states = in.states.mutable_data_ptr<float>();
+  inputs.states = in.states.mutable_data_ptr();
   inputs.slots = rows.slots.const_data_ptr<std::int64_t>();
   inputs.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(D)));
   inputs.eps = static_cast<float>(in.norm_eps);

@@ -11,6 +11,9 @@
 // the inputs of the convolution are shifted in place. Intermediate values are rounded to bf16 where
 // the separate kernels write them.
 //
+// States lie in memory in fp32 or bf16. Sums are over what was loaded, o over the state before it
+// is rounded, once, to be stored.
+//
 // On-chip memory of a CTA: q, k (and v) of the head, and sums of 8 warps, 2 x 8 floats a column.
 #include "ops/gated_delta_net/cuda/decode.h"
 
@@ -19,139 +22,17 @@
 
 #include "ops/cuda/dependent_launch.cuh"
 #include "ops/cuda/ptx.cuh"
-#include "ops/cuda/reduce.cuh"
-#include "ops/cuda/vector.cuh"
+#include "ops/gated_delta_net/cuda/decode_tile.cuh"
 
 namespace heddle::ops::cuda {
 namespace {
 
-constexpr int kThreads = 256, kWarps = kThreads / 32;
-/// Columns of a CTA that computes the rule alone: few, so that one sequence occupies many
-/// multiprocessors, and always as many, so that a sequence's bits do not depend on the batch.
-constexpr int kTile = 32;
-constexpr float kNormEps = 1e-6f;
+using namespace gdn_decode;
 
-template <int K, int kColumns>
-struct Tile {
-  static constexpr int kLanes = kColumns / 4;        // threads that share a row
-  static constexpr int kGroups = kThreads / kLanes;  // rows worked on at once
-  static constexpr int kRows = K / kGroups;          // rows of a thread
-  static constexpr int kGroupsOfWarp = 32 / kLanes;
-  static_assert(kLanes <= 32 && kRows >= 1);
-};
-
-template <int K, int kColumns>
-struct Shared {
-  float q[K], k[K];
-  float sums[2][kWarps][kColumns];  // k^T S and q^T S of each warp's rows
-};
-
-struct Factors {
-  float q, k;  // what makes q and k of unit length, with the scale
-  float qk;    // q . k of the rows of unit length, with the scale
-};
-
-/// Every warp for itself, over the rows in shared memory.
-template <int K>
-__device__ __forceinline__ Factors factors(const float* q, const float* k, bool normalize,
-                                           float scale) {
-  float qq = 0, kk = 0, qk = 0;
-#pragma unroll
-  for (int i = 0; i < K / 32; ++i) {
-    const float a = q[threadIdx.x % 32 + i * 32], b = k[threadIdx.x % 32 + i * 32];
-    qq += a * a, kk += b * b, qk += a * b;
-  }
-  qq = lane_sum(qq), kk = lane_sum(kk), qk = lane_sum(qk);
-  Factors f;
-  f.q = scale * (normalize ? rsqrtf(qq + kNormEps) : 1.f);
-  f.k = normalize ? rsqrtf(kk + kNormEps) : 1.f;
-  f.qk = f.q * f.k * qk;
-  return f;
+template <class State, int K>
+__device__ __forceinline__ State* state_of(void* states, int64_t number) {
+  return static_cast<State*>(states) + number * K * K;
 }
-
-/// The state's tile, loaded before anything else is waited for; not kKeeps: it lies in shared
-/// memory and is read from there twice.
-template <int K, int kColumns, bool kKeeps = true>
-struct StateTile {
-  using T = Tile<K, kColumns>;
-  float4 rows[kKeeps ? T::kRows : 1];
-  float* address;
-  int thread;
-
-  __device__ __forceinline__ StateTile(float* state, int column, int thread)
-      : address(state + static_cast<int64_t>(thread / T::kLanes) * K + column +
-                thread % T::kLanes * 4),
-        thread(thread) {
-#pragma unroll
-    for (int i = 0; i < (kKeeps ? T::kRows : 0); ++i) rows[i] = at(i);
-  }
-  __device__ __forceinline__ float4& at(int i) const {
-    return *reinterpret_cast<float4*>(address + i * T::kGroups * K);
-  }
-  __device__ __forceinline__ float4 row(int i) const {
-    if constexpr (kKeeps) return rows[i];
-    return at(i);
-  }
-
-  /// One step for the thread's four columns, whose v is given; returns o of them, the same in every
-  /// thread of a column. `sync`: a barrier of the kThreads threads. The caller puts one before the
-  /// next step.
-  template <class Sync>
-  __device__ __forceinline__ float4 step(Shared<K, kColumns>& shared, const Factors& f, float decay,
-                                         float beta, const float (&v)[4], const Sync& sync) {
-    const int group = thread / T::kLanes, lane = thread % T::kLanes;
-    float ks[4] = {}, qs[4] = {};
-#pragma unroll
-    for (int i = 0; i < T::kRows; ++i) {
-      const float k = shared.k[group + i * T::kGroups], q = shared.q[group + i * T::kGroups];
-      const float4 r = row(i);
-      const float s[4] = {r.x, r.y, r.z, r.w};
-#pragma unroll
-      for (int c = 0; c < 4; ++c) ks[c] += k * s[c], qs[c] += q * s[c];
-    }
-    if constexpr (T::kGroupsOfWarp > 1) {
-#pragma unroll
-      for (int distance = T::kLanes; distance < 32; distance *= 2) {
-#pragma unroll
-        for (int c = 0; c < 4; ++c) {
-          ks[c] += __shfl_xor_sync(0xffffffffu, ks[c], distance);
-          qs[c] += __shfl_xor_sync(0xffffffffu, qs[c], distance);
-        }
-      }
-    }
-    const int warp = thread / 32;
-    if (thread % 32 < T::kLanes) {
-      *reinterpret_cast<float4*>(&shared.sums[0][warp][lane * 4]) =
-          make_float4(ks[0], ks[1], ks[2], ks[3]);
-      *reinterpret_cast<float4*>(&shared.sums[1][warp][lane * 4]) =
-          make_float4(qs[0], qs[1], qs[2], qs[3]);
-    }
-    sync();
-#pragma unroll
-    for (int c = 0; c < 4; ++c) ks[c] = qs[c] = 0;
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) {
-      const float4 a = *reinterpret_cast<const float4*>(&shared.sums[0][w][lane * 4]);
-      const float4 b = *reinterpret_cast<const float4*>(&shared.sums[1][w][lane * 4]);
-      ks[0] += a.x, ks[1] += a.y, ks[2] += a.z, ks[3] += a.w;
-      qs[0] += b.x, qs[1] += b.y, qs[2] += b.z, qs[3] += b.w;
-    }
-    float u[4], o[4];
-#pragma unroll
-    for (int c = 0; c < 4; ++c) {
-      u[c] = beta * (v[c] - decay * f.k * ks[c]);
-      o[c] = decay * f.q * qs[c] + f.qk * u[c];
-    }
-#pragma unroll
-    for (int i = 0; i < T::kRows; ++i) {
-      const float k = f.k * shared.k[group + i * T::kGroups];
-      const float4 r = row(i);
-      at(i) = make_float4(decay * r.x + k * u[0], decay * r.y + k * u[1], decay * r.z + k * u[2],
-                          decay * r.w + k * u[3]);
-    }
-    return make_float4(o[0], o[1], o[2], o[3]);
-  }
-};
 
 struct RuleArguments {
   GdnDecodeShape shape;
@@ -160,15 +41,16 @@ struct RuleArguments {
 };
 
 /// One tile of columns of one value head of one sequence.
-template <int K>
+template <class State, int K>
 __global__ void __launch_bounds__(kThreads) rule_kernel(const __grid_constant__ RuleArguments p) {
   using T = Tile<K, kTile>;
   __shared__ Shared<K, kTile> shared;
   const int column = blockIdx.x * kTile, head = blockIdx.y, row = blockIdx.z;
   const int key_head = head / (p.shape.v_heads / p.shape.k_heads);
   const int64_t gate = static_cast<int64_t>(row) * p.shape.v_heads + head;
-  StateTile<K, kTile> state(p.in.states + (p.in.slots[row] * p.shape.v_heads + head) * K * K,
-                            column, static_cast<int>(threadIdx.x));
+  StateTile<State, K, kTile> state(
+      state_of<State, K>(p.in.states, p.in.slots[row] * p.shape.v_heads + head), column,
+      static_cast<int>(threadIdx.x));
   const bf16* q = static_cast<const bf16*>(p.in.q.data) + row * p.in.q.outer_stride + key_head * K;
   const bf16* k = static_cast<const bf16*>(p.in.k.data) + row * p.in.k.outer_stride + key_head * K;
   for (int i = threadIdx.x; i < K; i += kThreads) {
@@ -300,13 +182,13 @@ struct Mixer {
   }
 };
 
-template <int K>
-__device__ __forceinline__ float* state_of(const MixerArguments& p, int row, int head) {
-  return p.in.states + (p.in.slots[row] * p.shape.v_heads + head) * int64_t{K} * K;
+template <class State, int K>
+__device__ __forceinline__ State* state_of(const MixerArguments& p, int row, int head) {
+  return state_of<State, K>(p.in.states, p.in.slots[row] * p.shape.v_heads + head);
 }
 
 /// One key head of one sequence, and its value heads.
-template <int K>
+template <class State, int K>
 __global__ void __launch_bounds__(kThreads, 2)
     mixer_kernel(const __grid_constant__ MixerArguments p) {
   __shared__ Shared<K, K> shared;
@@ -318,7 +200,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   let_next_begin();
   wait_for_previous();
   for (int h = 0; h < group; ++h) {
-    const StateTile<K, K> state(state_of<K>(p, row, key_head * group + h), 0, thread);
+    const StateTile<State, K, K> state(state_of<State, K>(p, row, key_head * group + h), 0, thread);
     mixer.step(
         row, key_head, h, [&] { return state; }, [] {});
   }
@@ -326,59 +208,73 @@ __global__ void __launch_bounds__(kThreads, 2)
 
 /// Groups of kThreads threads, each with a warp that copies its states.
 constexpr int kGroups = 3, kStreamThreads = kGroups * (kThreads + 32);
+/// Places of a group for states: as much memory whatever their format. With two of them the next
+/// state comes while the group works on one.
+template <class State>
+constexpr int kPlaces = sizeof(float) / sizeof(State);
 
-template <int K>
+template <class State, int K>
 struct StreamShared {
-  alignas(128) float states[kGroups][K * K];
+  alignas(128) State states[kGroups][kPlaces<State>][K * K];
   Shared<K, K> shared[kGroups];
   float values[kGroups][K];
-  u64 loaded[kGroups], done[kGroups];
+  u64 loaded[kGroups][kPlaces<State>], done[kGroups][kPlaces<State>];
 };
 
 /// Many key heads: each group of a multiprocessor takes one of a sequence after another. Its states
-/// come and go by bulk copies through its place of shared memory, while it does what a step needs
-/// before and after its state, and other groups work on theirs: the memory is always busy.
-template <int K>
+/// come and go by bulk copies through its places of shared memory, while it does what a step needs
+/// before and after its state, and other groups work on theirs: the memory is always busy. State n
+/// of a group lies in place n % kPlaces, whose barriers count n / kPlaces: `loaded` is arrived at
+/// by the copy, `done` by a thread of each warp after the new state is there.
+template <class State, int K>
 __global__ void __launch_bounds__(kStreamThreads, 1)
     mixer_stream_kernel(const __grid_constant__ MixerArguments p) {
 #if __CUDA_ARCH__ >= 900
+  constexpr int kAhead = kPlaces<State> - 1;
   extern __shared__ __align__(128) unsigned char memory[];
-  StreamShared<K>& own = *reinterpret_cast<StreamShared<K>*>(memory);
+  StreamShared<State, K>& own = *reinterpret_cast<StreamShared<State, K>*>(memory);
   const bool copies = threadIdx.x >= kGroups * kThreads;
   const int which = copies ? (static_cast<int>(threadIdx.x) - kGroups * kThreads) / 32
                            : static_cast<int>(threadIdx.x) / kThreads,
             heads = p.shape.v_heads / p.shape.k_heads, all = p.shape.k_heads * p.shape.batch,
             first = which * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x),
             stride = kGroups * static_cast<int>(gridDim.x);
-  const u32 loaded = smem_u32(&own.loaded[which]), done = smem_u32(&own.done[which]);
   let_next_begin();
   if (threadIdx.x == 0) {
     for (int g = 0; g < kGroups; ++g) {
-      mbar_init(smem_u32(&own.loaded[g]), 1);
-      mbar_init(smem_u32(&own.done[g]), kWarps);
+      for (int place = 0; place < kPlaces<State>; ++place) {
+        mbar_init(smem_u32(&own.loaded[g][place]), 1);
+        mbar_init(smem_u32(&own.done[g][place]), kWarps);
+      }
     }
     fence_async_proxy();
   }
   __syncthreads();
   if (copies) {
-    if (threadIdx.x % 32 > 0) return;
-    constexpr u32 kBytes = K * K * 4;
-    const u32 place = smem_u32(own.states[which]);
-    bool has_waited = false;
-    int phase = 0;
-    for (int i = first; i < all; i += stride) {
-      for (int h = 0; h < heads; ++h, phase ^= 1) {
-        float* const state = state_of<K>(p, i / p.shape.k_heads, i % p.shape.k_heads * heads + h);
-        bulk_wait_read<0>();
-        mbar_expect(loaded, kBytes);
-        bulk_load(place, state, kBytes, loaded);
-        // The state was written by an earlier step: no launch of this recording did it.
-        if (!has_waited) wait_for_previous();
-        has_waited = true;
-        mbar_wait(done, phase);
-        bulk_store(state, place, kBytes);
-        bulk_commit();
-      }
+    if (threadIdx.x % 32 > 0 || first >= all) return;
+    constexpr u32 kBytes = K * K * sizeof(State);
+    const int count = ((all - first - 1) / stride + 1) * heads;
+    const auto state = [&](int n) {
+      const int i = first + n / heads * stride;
+      return state_of<State, K>(p, i / p.shape.k_heads, i % p.shape.k_heads * heads + n % heads);
+    };
+    const auto begin_load = [&](int n) {
+      const int place = n % kPlaces<State>;
+      const u32 loaded = smem_u32(&own.loaded[which][place]);
+      // The state before it in this place has been read by the copy that stores it.
+      bulk_wait_read<0>();
+      mbar_expect(loaded, kBytes);
+      bulk_load(smem_u32(own.states[which][place]), state(n), kBytes, loaded);
+    };
+    // The states were written by an earlier step: no launch of this recording did it.
+    for (int n = 0; n < min(kAhead + 1, count); ++n) begin_load(n);
+    wait_for_previous();
+    for (int n = 0; n < count; ++n) {
+      const int place = n % kPlaces<State>;
+      mbar_wait(smem_u32(&own.done[which][place]), n / kPlaces<State> % 2);
+      bulk_store(state(n), smem_u32(own.states[which][place]), kBytes);
+      bulk_commit();
+      if (n + kAhead + 1 < count) begin_load(n + kAhead + 1);
     }
     bulk_wait_all();
     return;
@@ -386,20 +282,21 @@ __global__ void __launch_bounds__(kStreamThreads, 1)
   const int thread = threadIdx.x % kThreads;
   const auto sync = [which] { named_sync(1 + which, kThreads); };
   Mixer<K, decltype(sync)> mixer{p, own.shared[which], own.values[which], thread, sync};
-  int phase = 0;
+  int n = 0;
   wait_for_previous();
   for (int i = first; i < all; i += stride) {
-    for (int h = 0; h < heads; ++h, phase ^= 1) {
+    for (int h = 0; h < heads; ++h, ++n) {
+      const int place = n % kPlaces<State>;
       mixer.step(
           i / p.shape.k_heads, i % p.shape.k_heads, h,
           [&] {
-            mbar_wait(loaded, phase);
-            return StateTile<K, K, false>(own.states[which], 0, thread);
+            mbar_wait(smem_u32(&own.loaded[which][place]), n / kPlaces<State> % 2);
+            return StateTile<State, K, K, false>(own.states[which][place], 0, thread);
           },
           [&] {
             fence_async_proxy();
             __syncwarp();
-            if (thread % 32 == 0) mbar_arrive(done);
+            if (thread % 32 == 0) mbar_arrive(smem_u32(&own.done[which][place]));
           });
     }
   }
@@ -411,27 +308,59 @@ __global__ void __launch_bounds__(kStreamThreads, 1)
                               std::to_string(head_dim) + ", the CUDA kernel has no such case");
 }
 
+template <class State>
+void launch_rule(const RuleArguments& p, cudaStream_t stream) {
+  const dim3 grid(static_cast<unsigned>(p.shape.head_dim / kTile),
+                  static_cast<unsigned>(p.shape.v_heads), static_cast<unsigned>(p.shape.batch));
+  switch (p.shape.head_dim) {
+    case 64:
+      rule_kernel<State, 64><<<grid, kThreads, 0, stream>>>(p);
+      break;
+    case 128:
+      rule_kernel<State, 128><<<grid, kThreads, 0, stream>>>(p);
+      break;
+    case 256:
+      rule_kernel<State, 256><<<grid, kThreads, 0, stream>>>(p);
+      break;
+    default:
+      refuse_dim(p.shape.head_dim);
+  }
+}
+
+template <class State>
+void launch_mixer(const MixerArguments& p, cudaStream_t stream) {
+  const dim3 grid(static_cast<unsigned>(p.shape.k_heads), static_cast<unsigned>(p.shape.batch));
+  // More than two of the other kernel's CTAs a multiprocessor.
+  if (p.shape.head_dim == 128 && p.shape.k_heads * p.shape.batch > 2 * multiprocessors() &&
+      has_sm90a()) {
+    constexpr int kBytes = sizeof(StreamShared<State, 128>);
+    cudaFuncSetAttribute(mixer_stream_kernel<State, 128>,
+                         cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+    launch_dependent(mixer_stream_kernel<State, 128>,
+                     dim3(static_cast<unsigned>(multiprocessors())), dim3(kStreamThreads), kBytes,
+                     stream, p);
+    return;
+  }
+  switch (p.shape.head_dim) {
+    case 64:
+      launch_dependent(mixer_kernel<State, 64>, grid, dim3(kThreads), 0, stream, p);
+      break;
+    case 128:
+      launch_dependent(mixer_kernel<State, 128>, grid, dim3(kThreads), 0, stream, p);
+      break;
+    default:
+      refuse_dim(p.shape.head_dim);
+  }
+}
+
 }  // namespace
 
 void gated_delta_rule_decode(const GdnDecodeShape& shape, const GdnDecodeInputs& in, void* o,
                              cudaStream_t stream) {
   if (shape.batch == 0) return;
   const RuleArguments p{shape, in, static_cast<bf16*>(o)};
-  const dim3 grid(static_cast<unsigned>(shape.head_dim / kTile),
-                  static_cast<unsigned>(shape.v_heads), static_cast<unsigned>(shape.batch));
-  switch (shape.head_dim) {
-    case 64:
-      rule_kernel<64><<<grid, kThreads, 0, stream>>>(p);
-      break;
-    case 128:
-      rule_kernel<128><<<grid, kThreads, 0, stream>>>(p);
-      break;
-    case 256:
-      rule_kernel<256><<<grid, kThreads, 0, stream>>>(p);
-      break;
-    default:
-      refuse_dim(shape.head_dim);
-  }
+  const bool is_half = shape.state_type == Element::kBFloat16;
+  is_half ? launch_rule<bf16>(p, stream) : launch_rule<float>(p, stream);
   check_launch("gated_delta_rule_decode");
 }
 
@@ -439,27 +368,8 @@ void gated_delta_net_decode(const GdnDecodeShape& shape, const GdnMixerInputs& i
                             cudaStream_t stream) {
   if (shape.batch == 0) return;
   const MixerArguments p{shape, in, static_cast<bf16*>(y)};
-  const dim3 grid(static_cast<unsigned>(shape.k_heads), static_cast<unsigned>(shape.batch));
-  // More than two of the other kernel's CTAs a multiprocessor.
-  if (shape.head_dim == 128 && shape.k_heads * shape.batch > 2 * multiprocessors() && has_sm90a()) {
-    constexpr int kBytes = sizeof(StreamShared<128>);
-    cudaFuncSetAttribute(mixer_stream_kernel<128>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                         kBytes);
-    launch_dependent(mixer_stream_kernel<128>, dim3(static_cast<unsigned>(multiprocessors())),
-                     dim3(kStreamThreads), kBytes, stream, p);
-    check_launch("gated_delta_net_decode");
-    return;
-  }
-  switch (shape.head_dim) {
-    case 64:
-      launch_dependent(mixer_kernel<64>, grid, dim3(kThreads), 0, stream, p);
-      break;
-    case 128:
-      launch_dependent(mixer_kernel<128>, grid, dim3(kThreads), 0, stream, p);
-      break;
-    default:
-      refuse_dim(shape.head_dim);
-  }
+  const bool is_half = shape.state_type == Element::kBFloat16;
+  is_half ? launch_mixer<bf16>(p, stream) : launch_mixer<float>(p, stream);
   check_launch("gated_delta_net_decode");
 }
 

@@ -9,10 +9,12 @@
 
 namespace heddle::ops::cuda {
 
-/// The states that a step reads and writes: [slots,v_heads,head_dim,head_dim] fp32.
 struct GdnDecodeShape {
   int batch = 0, k_heads = 0, v_heads = 0;
   int head_dim = 0;  ///< Size of keys and values: 64, 128 or, for the rule alone, 256.
+  /// Format of the states that a step reads and writes, [slots,v_heads,head_dim,head_dim]. A step
+  /// computes in fp32; bf16 states are rounded to nearest even when they are stored.
+  Element state_type = Element::kFloat32;
 };
 
 /// Rows are those of the sequences; heads of head_dim elements follow each other. bf16.
@@ -20,7 +22,7 @@ struct GdnDecodeInputs {
   InputRows q, k, v;
   const float *g = nullptr, *beta = nullptr;  ///< [batch,v_heads]
   const int64_t* slots = nullptr;             ///< [batch]
-  float* states = nullptr;
+  void* states = nullptr;
   float scale = 1;
   bool normalize_qk = true;
 };
@@ -38,7 +40,7 @@ struct GdnMixerInputs {
   Element conv_weight_type, a_log_type, dt_bias_type, norm_weight_type;
   int width = 4;
   void* conv_states = nullptr;  ///< [slots,channels,width-1] bf16, shifted in place.
-  float* states = nullptr;
+  void* states = nullptr;
   const int64_t* slots = nullptr;
   float scale = 1, eps = 0;
 };

@@ -3,14 +3,30 @@
 namespace heddle::ops::gdn_cpu::HEDDLE_CPU_ARCH {
 namespace {
 
-template <class X>
+using simd::BFloat16;
+
+HEDDLE_INLINE void read(const float* from, Vec<float>& v) { v = load(from); }
+HEDDLE_INLINE void read(const double* from, Vec<double>& v) { v = load(from); }
+HEDDLE_INLINE void read(const BFloat16* from, Vec<float>& v) { v = load(from); }
+HEDDLE_INLINE void read(const BFloat16* from, Vec<double>& v) {
+  for (int i = 0; i < kLanes<double>; ++i) v[i] = simd::scalar(from[i]);
+}
+HEDDLE_INLINE void write(float* to, Vec<float> v) { store(to, v); }
+HEDDLE_INLINE void write(double* to, Vec<double> v) { store(to, v); }
+HEDDLE_INLINE void write(BFloat16* to, Vec<float> v) { store(to, v); }
+HEDDLE_INLINE void write(BFloat16* to, Vec<double> v) {
+  for (int i = 0; i < kLanes<double>; ++i) simd::assign(to + i, static_cast<float>(v[i]));
+}
+
+/// States lie in memory as values of `State`.
+template <class X, class State>
 void step(const RuleArgs& a, long row, long head, void* state) {
   using T = Compute<X>;
   constexpr int W = kLanes<T>;
   constexpr long kMaxRow = 1024;
   alignas(64) T q[kMaxRow], k[kMaxRow];
   const long K = a.K, V = a.V, key_head = head / (a.Hv / a.Hk);
-  T* S = static_cast<T*>(state);
+  State* S = static_cast<State*>(state);
   const auto unit = [&](T* to, const void* from, long stride, T factor) {
     copy(to, static_cast<const X*>(from) + row * stride + key_head * K, K);
     if (a.normalize) factor = factor / root(dot(to, to, K) + T(kNormEps));
@@ -34,7 +50,8 @@ void step(const RuleArgs& a, long row, long head, void* state) {
     for (long i = 0; i < K; ++i) {
 #pragma GCC unroll 4
       for (int n = 0; n < N; ++n) {
-        const Vec<T> s = load(S + i * V + j + n * W);
+        Vec<T> s;
+        read(S + i * V + j + n * W, s);
         Sk[n] += k[i] * s;
         Sq[n] += q[i] * s;
       }
@@ -47,8 +64,10 @@ void step(const RuleArgs& a, long row, long head, void* state) {
     for (long i = 0; i < K; ++i) {
 #pragma GCC unroll 4
       for (int n = 0; n < N; ++n) {
-        T* s = S + i * V + j + n * W;
-        store(s, gamma * load(s) + k[i] * Sk[n]);
+        State* const place = S + i * V + j + n * W;
+        Vec<T> s;
+        read(place, s);
+        write(place, gamma * s + k[i] * Sk[n]);
       }
     }
   };
@@ -63,9 +82,12 @@ void step(const RuleArgs& a, long row, long head, void* state) {
 }  // namespace
 
 void fill_step(RuleKernels& kernels) {
-  kernels.step[0] = step<float>;
-  kernels.step[1] = step<simd::BFloat16>;
-  kernels.step[2] = step<double>;
+  kernels.step[0][0] = step<float, float>;
+  kernels.step[0][1] = step<float, BFloat16>;
+  kernels.step[1][0] = step<BFloat16, float>;
+  kernels.step[1][1] = step<BFloat16, BFloat16>;
+  kernels.step[2][0] = step<double, double>;
+  kernels.step[2][1] = step<double, BFloat16>;
 }
 
 const RuleKernels& rule_kernels() {
