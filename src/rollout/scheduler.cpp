@@ -1,6 +1,7 @@
 #include "rollout/scheduler.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "base/errors.h"
@@ -77,6 +78,23 @@ Scheduler::Admission Scheduler::start(Sequence& sequence,
   return Admission::kStarted;
 }
 
+void Scheduler::add(std::unique_ptr<Sequence> sequence) {
+  // One that was interrupted stays before those that never ran.
+  auto place = waiting_.end();
+  while (place != waiting_.begin()) {
+    const Sequence& before = **std::prev(place);
+    if (before.adapter || before.request->priority <= sequence->request->priority) break;
+    --place;
+  }
+  waiting_.insert(place, std::move(sequence));
+}
+
+void Scheduler::visit(
+    const std::function<void(const Sequence& sequence, bool runs)>& visitor) const {
+  for (const auto& sequence : waiting_) visitor(*sequence, false);
+  for (const auto& sequence : running_) visitor(*sequence, true);
+}
+
 void Scheduler::admit(const std::shared_ptr<const Adapter>& adapter) {
   for (auto it = waiting_.begin(); it != waiting_.end();) {
     if (static_cast<std::int64_t>(running_.size()) >= limits_.sequences) return;
@@ -90,6 +108,10 @@ void Scheduler::admit(const std::shared_ptr<const Adapter>& adapter) {
     if (admission == Admission::kLater) {
       ++it;
       continue;
+    }
+    if (!sequence.adapter) {
+      sequence.started = Sequence::Clock::now();
+      sequence.completion.queue_s = sequence.seconds_since(sequence.arrived);
     }
     sequence.adapter = own;
     sequence.completion.adapter_version = own->version;
@@ -107,6 +129,7 @@ bool Scheduler::make_room(Sequence& sequence, std::int64_t tokens) {
     const bool is_itself = youngest->get() == &sequence;
     if (is_itself && running_on(rank) == 1)
       throw InternalError("the pages of a data rank do not hold one sequence");
+    ++interruptions_;
     preempt((*youngest)->id);
     if (is_itself) return false;
   }
