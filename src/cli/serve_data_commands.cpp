@@ -40,7 +40,8 @@ int add_key(const KeyOptions& options, const Session& session) {
   if (options.days > 0) expires = serve::now_s() + options.days * kDay_s;
   const std::string key =
       serve::Keys(data.database()).add(options.tenant, options.scopes, options.limits, expires);
-  serve::Audit(data.database()).note({options.tenant, kCommandLine}, "key_add", begin_of(key));
+  serve::Audit(data.database()).note({options.tenant, kCommandLine}, "key_add",
+                                        serve::begin_of(key));
   session.out << key << "\n";
   return 0;
 }

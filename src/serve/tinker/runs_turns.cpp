@@ -12,6 +12,7 @@ namespace {
 
 constexpr std::size_t kMostLosses = 300;  ///< Points of a run's curve.
 constexpr double kLookAgainS = 0.001;     ///< For runs that are awaited.
+constexpr double kLookAtPausesS = 0.25;
 constexpr double kStoreAgainS = 1;        ///< Until a full disk may have room.
 
 /// The work's exception as an outcome.
@@ -135,7 +136,8 @@ void Runs::join_after_pauses() {
   }
   if (!least) return;
   is_pause_due_ = true;
-  server_.post_after(*least, [this] {
+  // Another tenant's pause may begin later and end before this one.
+  server_.post_after(std::min(*least, kLookAtPausesS), [this] {
     is_pause_due_ = false;
     join();
   });
