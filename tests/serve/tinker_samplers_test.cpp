@@ -161,12 +161,12 @@ TEST(TinkerSamplers, DurableWeightsWithoutANameLieInTheStatesAlone) {
   // Save 4 came after the last state: it runs again.
   Served served(folder.path(), options);
   ApiClient caller(served.port());
-  ask_after_restart(caller, samplers[0]);
-  EXPECT_EQ(caller.status, 404);
-  for (int number = 1; number < 5; ++number) {
+  for (int number = 4; number > 0; --number) {
     ask_after_restart(caller, samplers[static_cast<std::size_t>(number)]);
     EXPECT_EQ(caller.status, 200) << number;
   }
+  ask_after_restart(caller, samplers[0]);
+  EXPECT_EQ(caller.status, 404);
   caller.wait(caller.post("optim_step", ApiClient::step(run, 10)));
   EXPECT_THAT(in_states(),
               ::testing::ElementsAre("unnamed-1", "unnamed-2", "unnamed-3", "unnamed-4"));
