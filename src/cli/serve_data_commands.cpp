@@ -40,8 +40,8 @@ int add_key(const KeyOptions& options, const Session& session) {
   if (options.days > 0) expires = serve::now_s() + options.days * kDay_s;
   const std::string key =
       serve::Keys(data.database()).add(options.tenant, options.scopes, options.limits, expires);
-  serve::Audit(data.database()).note({options.tenant, kCommandLine}, "key_add",
-                                        serve::begin_of(key));
+  serve::Audit(data.database())
+      .note({options.tenant, kCommandLine}, "key_add", serve::begin_of(key));
   session.out << key << "\n";
   return 0;
 }
@@ -70,8 +70,9 @@ int revoke_key(const KeyOptions& options, const Session& session) {
 int show_usage(const RecordOptions& options, const Session& session) {
   serve::DataDirectory data(options.data_directory);
   const std::string first = serve::day_of(serve::now_s() - (options.days - 1) * kDay_s);
-  session.out << fmt::format("{:10}  {:20}  {:>9}  {:>9}  {:>14}  {:>14}  {:>14}\n", "day", "tenant",
-                             "requests", "refused", "tokens trained", "read", "generated");
+  session.out << fmt::format("{:10}  {:20}  {:>9}  {:>9}  {:>14}  {:>14}  {:>14}\n", "day",
+                             "tenant", "requests", "refused", "tokens trained", "read",
+                             "generated");
   for (const auto& row : serve::UsageTable(data.database()).list(first)) {
     session.out << fmt::format("{:10}  {:20}  {:>9}  {:>9}  {:>14}  {:>14}  {:>14}\n", row.day,
                                row.tenant, row.requests, row.refused, row.trained, row.read,
@@ -83,9 +84,9 @@ int show_usage(const RecordOptions& options, const Session& session) {
 int show_audit(const RecordOptions& options, const Session& session) {
   serve::DataDirectory data(options.data_directory);
   const double now = serve::now_s();
-  const auto entries = serve::Audit(data.database())
-                           .list(now - options.days * kDay_s, now + kDay_s, kMostEntries,
-                                 options.tenant);
+  const auto entries =
+      serve::Audit(data.database())
+          .list(now - options.days * kDay_s, now + kDay_s, kMostEntries, options.tenant);
   for (const serve::Audit::Entry& entry : entries) {
     session.out << fmt::format("{}  {}  {}  {}  {}\n", serve::as_utc(entry.time), entry.tenant,
                                entry.key_prefix.empty() ? "-" : entry.key_prefix, entry.event,

@@ -32,8 +32,9 @@ class Owner {
       : caller(served.port(), key),
         session(caller.session()),
         run(caller.create_model(session).at("model_id")),
-        path(caller.wait(caller.post("save_weights",
-                                     {{"model_id", run}, {"path", "w"}, {"seq_id", 1}}))
+        path(caller
+                 .wait(
+                     caller.post("save_weights", {{"model_id", run}, {"path", "w"}, {"seq_id", 1}}))
                  .at("path")) {}
 
   json copy(json more) {
@@ -61,10 +62,9 @@ TEST(TinkerCopies, ACopyIsACheckpointOfItsOwnThatIsNotTrained) {
   // It outlives its source.
   owner.caller.raw("DELETE", "training_runs/" + owner.run + "/checkpoints/weights/w", "");
   EXPECT_EQ(owner.caller.post("weights_info", {{"tinker_path", copy}}).at("lora_rank"), 8);
-  const json loaded = owner.caller.wait(owner.caller.post("load_weights", {{"path", copy},
-                                                                           {"optimizer", true},
-                                                                           {"session_id", owner.session},
-                                                                           {"model_seq_id", 6}}));
+  const json loaded = owner.caller.wait(owner.caller.post(
+      "load_weights",
+      {{"path", copy}, {"optimizer", true}, {"session_id", owner.session}, {"model_seq_id", 6}}));
   EXPECT_EQ(loaded.at("path"), copy);
   owner.caller.post("optim_step", ApiClient::step(owner.session + ":train:5", 1));
   EXPECT_EQ(owner.caller.status, 404) << "there is nothing to train";
@@ -99,15 +99,16 @@ TEST(TinkerCopies, TheOneProjectIsNamedAndARepeatIsKnownByItsKey) {
 TEST(TinkerCopies, OnlyReadableWeightsAreCopied) {
   const Directory folder;
   Served served(folder.path());
-  const std::string ann = served.keys().add("ann", "train"), bob = served.keys().add("bob", "train");
+  const std::string ann = served.keys().add("ann", "train"),
+                    bob = served.keys().add("bob", "train");
   Owner owner(served, ann), other(served, bob);
   const json into{{"session_id", other.session}, {"model_seq_id", 3}};
   other.path = owner.path;
   other.copy(into);
   EXPECT_EQ(other.caller.status, 404);
-  owner.caller.post("training_runs/" + owner.run + "/checkpoints/weights/w/publish", json::object());
-  EXPECT_EQ(other.copy(into).at("tinker_path"),
-            "tinker://" + other.session + ":train:3/weights/w");
+  owner.caller.post("training_runs/" + owner.run + "/checkpoints/weights/w/publish",
+                    json::object());
+  EXPECT_EQ(other.copy(into).at("tinker_path"), "tinker://" + other.session + ":train:3/weights/w");
   other.copy({{"session_id", owner.session}, {"model_seq_id", 4}});
   EXPECT_EQ(other.caller.status, 404) << "somebody else's session";
   json token = into;
@@ -133,10 +134,11 @@ TEST(TinkerCopies, TheAuditLogTellsAdminsWhoDidWhat) {
     events.push_back(entry.at("event").get<std::string>() + " " +
                      entry.at("event_details").at("object").get<std::string>());
   }
-  EXPECT_THAT(events, ElementsAre("session_create " + owner.session, "run_create " + owner.run,
-                                  "checkpoint_save " + owner.path, "checkpoint_read " + owner.path,
-                                  "checkpoint_copy tinker://" + owner.session + ":train:2/weights/w",
-                                  "checkpoint_delete " + owner.path));
+  EXPECT_THAT(events,
+              ElementsAre("session_create " + owner.session, "run_create " + owner.run,
+                          "checkpoint_save " + owner.path, "checkpoint_read " + owner.path,
+                          "checkpoint_copy tinker://" + owner.session + ":train:2/weights/w",
+                          "checkpoint_delete " + owner.path));
   EXPECT_EQ(reader.get("audit?event_type=checkpoints").at("entries").size(), 4U);
   EXPECT_EQ(reader.get("audit?day=2001-02-03").at("entries").size(), 0U);
   reader.get("audit?day=2001-02-30");

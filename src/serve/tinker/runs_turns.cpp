@@ -13,7 +13,7 @@ namespace {
 constexpr std::size_t kMostLosses = 300;  ///< Points of a run's curve.
 constexpr double kLookAgainS = 0.001;     ///< For runs that are awaited.
 constexpr double kLookAtPausesS = 0.25;
-constexpr double kStoreAgainS = 1;        ///< Until a full disk may have room.
+constexpr double kStoreAgainS = 1;  ///< Until a full disk may have room.
 
 /// The work's exception as an outcome.
 template <class Work>

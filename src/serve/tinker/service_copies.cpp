@@ -16,7 +16,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr const char* kOnlyProject = "default";  ///< The name that sessions/search tells.
+constexpr const char* kOnlyProject = "default";     ///< The name that sessions/search tells.
 constexpr const char* kCopiedFrom = "copied_from";  ///< Of a run's options.
 constexpr std::int64_t kMostAuditEntries = 10'000;
 constexpr double kDay_s = 24 * 3600;
@@ -46,9 +46,10 @@ std::string Service::open_copy(const Request& request, const Fields& fields,
                  text::shown(project.value_or("is missing"), 60), kOnlyProject);
     // The client sends a copy that it is not sure of again under the key of the first request.
     const std::string_view key = request.header("x-idempotency-key");
-    session = key.empty()
-                  ? random_hex(8)
-                  : sha256_hex(fmt::format("copy\n{}\n{}", request.caller.tenant, key)).substr(0, 16);
+    session =
+        key.empty()
+            ? random_hex(8)
+            : sha256_hex(fmt::format("copy\n{}\n{}", request.caller.tenant, key)).substr(0, 16);
     run = session + ":train:0";
   }
   Statement known(data_.database(), "SELECT options FROM run WHERE id = ?");
@@ -131,12 +132,11 @@ void Service::audit_log(const Request& request, const Responder& responder) {
   for (const Audit::Entry& entry : audit_.list(from, from + kDay_s, kMostAuditEntries)) {
     if (kind != "all" && !(kind == "checkpoints" && entry.event.starts_with("checkpoint_")))
       continue;
-    entries.push_back({{"timestamp", as_utc(entry.time)},
-                       {"event", entry.event},
-                       {"event_details",
-                        {{"tenant", entry.tenant},
-                         {"key_prefix", entry.key_prefix},
-                         {"object", entry.object}}}});
+    entries.push_back(
+        {{"timestamp", as_utc(entry.time)},
+         {"event", entry.event},
+         {"event_details",
+          {{"tenant", entry.tenant}, {"key_prefix", entry.key_prefix}, {"object", entry.object}}}});
   }
   responder.answer(200, dump({{"entries", std::move(entries)}}));
 }
