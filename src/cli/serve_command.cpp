@@ -1,8 +1,9 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <chrono>
+#include <cstdlib>
 #include <filesystem>
 #include <future>
-#include <map>
 #include <memory>
 #include <ostream>
 
@@ -11,7 +12,7 @@
 #include "base/quote.h"
 #include "cli/command.h"
 #include "cli/names.h"
-#include "cli/numbers.h"
+#include "cli/serve_data_commands.h"
 #include "cli/stop_request.h"
 #include "cli/version.h"
 #include "data/rendering/renderer.h"
@@ -23,24 +24,21 @@
 #include "serve/openai/api.h"
 #include "serve/quotas.h"
 #include "serve/settings.h"
+#include "serve/store/audit.h"
 #include "serve/store/keys.h"
+#include "serve/usage_keeper.h"
 
 namespace heddle::cli {
 namespace {
 
-constexpr const char* kDataDirectory = "heddle-server";
+constexpr double kWatch_s = 10;
+constexpr int kStuckStatus = 70;  ///< EX_SOFTWARE of sysexits.h
 
 struct ServeOptions {
-  std::string model, name, host = "127.0.0.1", data_directory = kDataDirectory;
+  std::string model, name, host = "127.0.0.1", data_directory = kServeDataDirectory;
   int port = 8000;
   std::vector<std::string> adapters;  ///< NAME=DIR
   std::vector<std::string> settings;
-};
-
-struct KeyOptions {
-  std::string data_directory = kDataDirectory, tenant, scopes = "train,sample", key;
-  double days = 0;                             ///< 0: for ever.
-  std::map<std::string, std::int64_t> limits;  ///< By the names of serve::kLimitRows.
 };
 
 bool is_loopback(const std::string& host) {
@@ -69,8 +67,8 @@ class InferenceApi {
  public:
   /// `before_metrics`: brings what /metrics tells up to date.
   InferenceApi(serve::Server& server, serve::ModelThread& model, serve::Registry& registry,
-               const serve::GenerationMetrics& metrics, const serve::DataDirectory& data,
-               bool has_keys, std::function<void()> before_metrics)
+               const serve::GenerationMetrics& metrics, serve::DataDirectory& data, bool has_keys,
+               std::function<void()> before_metrics)
       : registry_(registry), service_(make_service(model, metrics)) {
     registry_.declare_counter("heddle_http_requests_total", "Answers, by route and status.");
     server.observe_by([this](const std::string& pattern, int status, double) {
@@ -81,6 +79,12 @@ class InferenceApi {
       return root / caller.tenant;
     };
     serve::openai::ApiOptions options{version(), {}};
+    options.note = [&server, &data](const serve::Caller& caller, const std::string& event,
+                                    const std::string& adapter) {
+      server.post([&data, caller, event, adapter] {
+        serve::Audit(data.database()).note(caller, event, adapter);
+      });
+    };
     if (has_keys) options.adapter_root = tenants_tree;
     for (serve::Route& route : serve::openai::routes(service_, options))
       server.route(std::move(route));
@@ -122,6 +126,19 @@ class InferenceApi {
   serve::openai::Service service_;
 };
 
+/// Ends the process where a turn of the model does not end: a device that is stuck is so for all,
+/// and only a new process gets it back. What was promised is on the disk.
+void watch(serve::Server& server, const serve::ModelThread& model, double turn_s) {
+  if (const auto taken = model.overdue(turn_s, std::chrono::steady_clock::now())) {
+    log::error(
+        "a turn of the model has taken {:.0f} s (serve.turn_s={}): the device is stuck, and the "
+        "server ends so that its supervisor starts it again",
+        *taken, turn_s);
+    std::_Exit(kStuckStatus);
+  }
+  server.post_after(kWatch_s, [&server, &model, turn_s] { watch(server, model, turn_s); });
+}
+
 int serve_model(const ServeOptions& options, const Session& session) {
   if (options.model.empty()) throw ConfigError("give a model directory: heddle serve MODEL_DIR");
   const serve::Settings settings = serve::read_settings(options.settings);
@@ -154,7 +171,7 @@ int serve_model(const ServeOptions& options, const Session& session) {
   backend.pass_tokens = settings.pass_tokens;
   backend.deterministic = settings.deterministic;
   serve::Registry registry;
-  serve::PassMetrics passes(registry);
+  serve::PassMetrics passes(registry, settings.max_sequences);
   auto model = std::make_unique<serve::ModelThread>(
       serve::make_engine_backend(backend),
       [&passes](const std::vector<serve::ModelPass>& done, const serve::ModelQueue& queue) {
@@ -174,6 +191,9 @@ int serve_model(const ServeOptions& options, const Session& session) {
       server, {*model, service, data, keys, quotas, [&inference] { return inference.adapters(); }},
       identify_by(keys, settings.limits));
   admin.serve();
+  serve::UsageKeeper usage(server, quotas, data.database());
+  usage.serve();
+  if (settings.turn_s > 0) watch(server, *model, settings.turn_s);
   const int port = server.listen(options.host, options.port);
   if (keys.is_empty())
     log::warning("{} holds no key: everybody on this host may train, sample and read here",
@@ -186,81 +206,9 @@ int serve_model(const ServeOptions& options, const Session& session) {
       stop.flag(), [&] { service.drain(); }, [&] { return !service.runs().is_busy(); });
   // Its last job may speak to the service, which goes after it.
   model.reset();
+  usage.save();
   log::info("the server has ended");
   return 0;
-}
-
-int add_key(const KeyOptions& options, const Session& session) {
-  serve::DataDirectory data(options.data_directory);
-  std::optional<double> expires;
-  if (options.days > 0) expires = serve::now_s() + options.days * 24 * 3600;
-  session.out
-      << serve::Keys(data.database()).add(options.tenant, options.scopes, options.limits, expires)
-      << "\n";
-  return 0;
-}
-
-int list_keys(const KeyOptions& options, const Session& session) {
-  serve::DataDirectory data(options.data_directory);
-  for (const auto& key : serve::Keys(data.database()).list()) {
-    std::string limits;
-    for (const auto& [name, value] : key.limits) limits += fmt::format("  {}={}", name, value);
-    session.out << fmt::format("{:>4}  {}...  {}  {}  {}{}{}{}\n", key.id, key.prefix,
-                               serve::as_utc(key.created), key.tenant, key.scopes, limits,
-                               key.expires ? "  expires " + serve::as_utc(*key.expires) : "",
-                               key.revoked ? "  revoked " + serve::as_utc(*key.revoked) : "");
-  }
-  return 0;
-}
-
-int revoke_key(const KeyOptions& options, const Session& session) {
-  serve::DataDirectory data(options.data_directory);
-  const auto key = serve::Keys(data.database()).revoke(options.key);
-  session.out << fmt::format("revoked key {} ({}...) of {}\n", key.id, key.prefix, key.tenant);
-  return 0;
-}
-
-CLI::App* add_key_commands(CLI::App& serve_command, Action& action) {
-  auto options = std::make_shared<KeyOptions>();
-  CLI::App* keys = serve_command.add_subcommand("keys", "API keys of a server: add, list, revoke");
-  keys->require_subcommand(1);
-  const auto command = [&](const char* name, const char* meaning,
-                           int (*run)(const KeyOptions&, const Session&)) {
-    CLI::App* added = keys->add_subcommand(name, meaning);
-    added->add_option("--data-dir", options->data_directory, "Of the server, which may be running")
-        ->type_name("DIR")
-        ->capture_default_str();
-    added->callback([options, run, &action] {
-      action = [options, run](const Session& session) { return run(*options, session); };
-    });
-    return added;
-  };
-  CLI::App* add = command("add", "Make a key and print it; it is shown once", add_key);
-  add->add_option("--tenant", options->tenant, "Who owns what is made with the key")
-      ->required()
-      ->type_name("NAME");
-  add->add_option("--scopes", options->scopes, "Of train, sample, admin, read")
-      ->type_name("A,B")
-      ->capture_default_str();
-  add->add_option("--days", options->days, "Days until the key ends; 0: never")
-      ->type_name("N")
-      ->check(not_below_zero());
-  for (const serve::LimitRow& limit : serve::kLimitRows) {
-    std::string name = limit.name;
-    std::ranges::replace(name, '_', '-');
-    add->add_option_function<std::int64_t>(
-           "--" + name,
-           [options, limit](const std::int64_t& value) { options->limits[limit.name] = value; },
-           std::string("Instead of the server's: ") + limit.meaning + "; 0: no limit")
-        ->type_name("N")
-        ->check(not_below_zero());
-  }
-  command("list", "Show number, first characters, tenant and scopes of all keys", list_keys);
-  command("revoke", "Take a key out of force", revoke_key)
-      ->add_option("key", options->key, "Number or first characters of the key")
-      ->required()
-      ->type_name("NUMBER|PREFIX");
-  return keys;
 }
 
 /// Keys and defaults, several a line; docs/serve.md has their meanings.
@@ -306,10 +254,10 @@ void add_serve_command(CLI::App& app, Action& action) {
           "settings", options->settings,
           "serve.*, device.*, model.dtype, kernels.*, rollout.state_dtype and other memory")
       ->type_name("[key=value ...]");
-  const CLI::App* keys = add_key_commands(*command, action);
+  const std::vector<const CLI::App*> others = add_serve_data_commands(*command, action);
   command->footer(help_of_settings() + "\nExample:\n  heddle serve models/base --port 0");
-  command->callback([options, keys, &action] {
-    if (keys->parsed()) return;
+  command->callback([options, others, &action] {
+    if (std::ranges::any_of(others, [](const CLI::App* other) { return other->parsed(); })) return;
     action = [options](const Session& session) { return serve_model(*options, session); };
   });
 }

@@ -84,6 +84,8 @@ void Engine::check(const Request& request) const {
                "an id of the vocabulary");
     }
   }
+  expect(request.prompt_draws >= 0 && (request.prompt_draws == 0 || request.prompt_logprobs),
+         "prompt_draws", request.prompt_draws, "a count, with prompt_logprobs, or 0");
   expect(request.min_tokens >= 0, "min_tokens", request.min_tokens, "a count, or 0");
   expect(std::isfinite(sampling.temperature) && sampling.temperature >= 0, "temperature",
          sampling.temperature, "a number from 0 on");
@@ -109,7 +111,8 @@ RequestId Engine::submit(Request request) {
   const auto shared = std::make_shared<const Request>(std::move(request));
   for (std::int64_t i = 0; i < shared->samples; ++i) {
     auto sequence = std::make_unique<Sequence>(
-        Sequence{next_id_++, first, shared, TextStream(tokenizer_, shared->stop_strings),
+        Sequence{next_id_++, first, shared,
+                 TextStream(tokenizer_, shared->stop_strings, shared->skip_special_tokens),
                  LogitChanges(*shared), shared->prompt});
     sequence->seed = seed_of_sample(shared->sampling.seed, static_cast<std::uint64_t>(i));
     sequence->completion.sample = i;
@@ -149,11 +152,14 @@ Progress Engine::take(Sequence& sequence, SampledToken token) {
   completion.weights_versions.push_back(weights_version_);
   if (request.top_logprobs > 0) completion.top_logprobs.push_back(token.top);
   if (request.return_support) completion.supports.push_back(token.support);
-  Progress progress{sequence.id, sequence.text.push(token.id), {}, {}};
-  completion.text += progress.text;
   const bool is_stop_id = !request.ignore_eos &&
                           std::find(request.stop_ids.begin(), request.stop_ids.end(), token.id) !=
                               request.stop_ids.end();
+  Progress progress{sequence.id, {}, {}, {}};
+  if (request.skip_special_tokens || !is_stop_id) progress.text = sequence.text.push(token.id);
+  completion.text += progress.text;
+  if (completion.output_ids.size() == 1)
+    completion.prompt_s = sequence.seconds_since(sequence.started);
   progress.token = std::move(token);
   if (is_stop_id || sequence.text.stopped())
     return end(sequence, std::move(progress), FinishReason::kStop);

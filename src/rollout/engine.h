@@ -96,6 +96,8 @@ class Engine {
   EngineCounts take_counts();
   /// Sequences that wait for memory, and those that have it.
   std::pair<std::int64_t, std::int64_t> queued() const { return scheduler_.queued(); }
+  /// See Scheduler::visit and interruptions.
+  const Scheduler& scheduler() const { return scheduler_; }
   /// Slots and pages of this data rank that nobody has.
   std::pair<std::int64_t, std::int64_t> free_memory() const;
   /// Gives the memory of the caches back until the next step, as a trainer on the same device wants
@@ -114,14 +116,18 @@ class Engine {
   /// A table row, see TokenTable, from the hidden states of one row of a data rank's pass.
   struct Wanted {
     const Part* part;
-    std::int64_t row;    ///< Row of the data rank's pass.
-    std::int64_t given;  ///< A token of the prompt; -1: one is drawn.
+    std::int64_t row;         ///< Row of the data rank's pass.
+    std::int64_t given = -1;  ///< A token of the prompt; -1: one is drawn.
+    Draw draw = {};
   };
-  /// One rank has the row that a token follows from; all learn it.
+  /// One rank has the row that a token follows from; all learn it. Tokens are all given, or all
+  /// drawn.
   at::Tensor table_of(const TokenTable& shape, const at::Tensor& hidden,
                       const std::vector<Wanted>& wanted) const;
   /// The next token of each sequence.
   std::vector<SampledToken> draw(const at::Tensor& hidden, const std::vector<Part>& parts) const;
+  /// Draws in places of prompts, to the requests that want them.
+  void tell_draws(const at::Tensor& hidden, const std::vector<Wanted>& drawn) const;
   void judge_prompts(const at::Tensor& hidden, const std::vector<Part>& parts);
   bool can_replay(const std::vector<Part>& parts) const;
   std::vector<SampledToken> replay(const std::vector<Part>& parts);

@@ -25,6 +25,18 @@ Draw draw_of(const Sequence& sequence) {
   return draw;
 }
 
+/// Draw number `number` in the place of the token after position `t` of the prompt; its stream is
+/// none of those that answers are drawn from.
+Draw prompt_draw_of(const Sequence& sequence, std::int64_t t, std::int64_t number) {
+  constexpr std::uint64_t kFirstStream = std::uint64_t{1} << 32;
+  Draw draw;
+  draw.options.temperature = sequence.request->sampling.temperature;
+  draw.options.seed = seed_of_sample(sequence.request->sampling.seed,
+                                     kFirstStream + static_cast<std::uint64_t>(number));
+  draw.position = static_cast<std::uint64_t>(t);
+  return draw;
+}
+
 bool tells_experts(const Part& part) { return part.sequence->request->return_experts; }
 
 }  // namespace
@@ -139,7 +151,7 @@ at::Tensor Engine::table_of(const TokenTable& shape, const at::Tensor& hidden,
       if (one.given >= 0) {
         given.push_back(one.given);
       } else {
-        draws.push_back(draw_of(*one.part->sequence));
+        draws.push_back(one.draw);
       }
     }
     const at::Tensor found =
@@ -159,7 +171,7 @@ std::vector<SampledToken> Engine::draw(const at::Tensor& hidden,
     const Request& request = *part.sequence->request;
     shape.top = std::max(shape.top, request.top_logprobs);
     if (request.return_support) shape.support = std::max(shape.support, request.sampling.top_k);
-    wanted.push_back({&part, part.last_row(), -1});
+    wanted.push_back({&part, part.last_row(), -1, draw_of(*part.sequence)});
   }
   if (wanted.empty()) return {};
   const at::Tensor table = table_of(shape, hidden, wanted);
@@ -172,10 +184,24 @@ std::vector<SampledToken> Engine::draw(const at::Tensor& hidden,
   return tokens;
 }
 
+void Engine::tell_draws(const at::Tensor& hidden, const std::vector<Wanted>& drawn) const {
+  if (drawn.empty()) return;
+  const TokenTable shape;
+  const at::Tensor table = table_of(shape, hidden, drawn);
+  for (std::size_t i = 0; i < drawn.size();) {
+    const Sequence& sequence = *drawn[i].part->sequence;
+    auto& told = drawn[i].part->sequence->completion.prompt_draws.emplace_back();
+    for (std::int64_t n = 0; n < sequence.request->prompt_draws; ++n) {
+      const SampledToken token = shape.read(table, static_cast<std::int64_t>(i++), 0, false);
+      told.push_back({token.id, token.logprob});
+    }
+  }
+}
+
 /// Each row of a prompt says what the model makes of the token after it.
 void Engine::judge_prompts(const at::Tensor& hidden, const std::vector<Part>& parts) {
   TokenTable shape;
-  std::vector<Wanted> wanted;
+  std::vector<Wanted> wanted, drawn;
   for (const Part& part : parts) {
     Sequence& sequence = *part.sequence;
     if (!sequence.wants_prompt_logprobs()) continue;
@@ -193,9 +219,12 @@ void Engine::judge_prompts(const at::Tensor& hidden, const std::vector<Part>& pa
       wanted.push_back({&part, row, sequence.tokens[static_cast<std::size_t>(t) + 1]});
       for (const std::int32_t target : sequence.request->targets_after(t))
         wanted.push_back({&part, row, target});
+      for (std::int64_t n = 0; n < sequence.request->prompt_draws; ++n)
+        drawn.push_back({&part, row, -1, prompt_draw_of(sequence, t, n)});
     }
   }
   if (wanted.empty()) return;
+  tell_draws(hidden, drawn);
   const at::Tensor table = table_of(shape, hidden, wanted);
   for (std::size_t i = 0; i < wanted.size();) {
     const Request& request = *wanted[i].part->sequence->request;

@@ -29,13 +29,19 @@ struct Request {
   std::vector<std::string> stop_strings;  ///< Cut from the text where the first of them begins.
   std::int64_t min_tokens = 0;            ///< No stop id is drawn before so many tokens.
   bool ignore_eos = false;                ///< Stop ids end nothing: for measurements.
-  std::int64_t samples = 1;  ///< Answers to the prompt, which is read once. See seed_of_sample.
+  /// False: text has special tokens too, but the stop id that ends it.
+  bool skip_special_tokens = true;
+  std::int64_t priority = 0;  ///< Waiting requests with lower numbers start first.
+  std::int64_t samples = 1;   ///< Answers to the prompt, which is read once. See seed_of_sample.
   std::int64_t top_logprobs = 0;  ///< Alternatives told of each token, see SampledToken::top.
   /// Tells the log-probabilities of the prompt, and so many alternatives of each token.
   std::optional<std::int64_t> prompt_logprobs = {};
   /// Empty, or for each token of the prompt but the first the ids whose log-probabilities in its
   /// place are told besides its own. Needs prompt_logprobs.
   std::vector<std::vector<std::int32_t>> prompt_targets = {};
+  /// Draws told in the place of each token of the prompt but the first: from the model's
+  /// distribution at the request's temperature, no other option enters. Needs prompt_logprobs.
+  std::int64_t prompt_draws = 0;
   bool return_support = false;  ///< See SampledToken::support. Needs a top_k above 0.
   bool return_experts = false;  ///< See Completion::experts.
   /// Null: the engine's adapter at the time it starts. For the base model, an Adapter without set.
@@ -61,11 +67,13 @@ struct Completion {
   std::vector<std::int32_t> output_ids;
   std::vector<double> logprobs;                ///< [output_ids], of the model's own distribution.
   std::vector<std::int64_t> weights_versions;  ///< [output_ids], of the weights that drew each.
-  std::string text;                            ///< Decoded without special tokens.
+  std::string text;                            ///< Decoded as the request says.
   FinishReason finish_reason = FinishReason::kLength;
   std::int64_t sample = 0;               ///< Number of the answer in its request.
   std::int64_t adapter_version = 0;      ///< Of the adapter that it had from its start on.
   std::int64_t cached_tokens = 0;        ///< Prompt tokens found in a kept state.
+  double queue_s = 0;                    ///< From its arrival to its start.
+  double prompt_s = 0;                   ///< From its start to its first token.
   std::vector<double> sampled_logprobs;  ///< [output_ids], see SampledToken::sampled_logprob.
   std::vector<std::vector<TokenLogprob>> top_logprobs;  ///< [output_ids], if asked for.
   std::vector<std::vector<std::int32_t>> supports;      ///< [output_ids], if asked for.
@@ -78,6 +86,8 @@ struct Completion {
   std::vector<std::vector<TokenLogprob>> prompt_top_logprobs;  ///< [prompt], the first is empty.
   /// Log-probabilities of Request::prompt_targets, for the first sample.
   std::vector<std::vector<double>> prompt_target_logprobs;
+  /// [prompt - 1][prompt_draws], for the first sample.
+  std::vector<std::vector<TokenLogprob>> prompt_draws;
 };
 
 }  // namespace heddle::rollout

@@ -1,6 +1,7 @@
 #include "rollout/scheduler.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "base/errors.h"
@@ -11,11 +12,15 @@ Scheduler::Scheduler(CachePool& pool, const Limits& limits)
     : pool_(pool), limits_(limits), kept_(pool) {}
 
 void Scheduler::add(std::unique_ptr<Sequence> sequence) {
-  const auto goes_on = [this](const std::unique_ptr<Sequence>& it) {
-    return it->adapter != nullptr || kept_.has(it->conversation());
+  const bool goes_on = kept_.has(sequence->conversation());
+  const auto precedes = [&](const Sequence& before) {
+    // One that was interrupted stays before those that never ran.
+    if (before.adapter) return true;
+    if (const bool other = kept_.has(before.conversation()); other != goes_on) return other;
+    return before.request->priority <= sequence->request->priority;
   };
-  const auto place = goes_on(sequence) ? std::find_if_not(waiting_.begin(), waiting_.end(), goes_on)
-                                       : waiting_.end();
+  auto place = waiting_.end();
+  while (place != waiting_.begin() && !precedes(**std::prev(place))) --place;
   waiting_.insert(place, std::move(sequence));
 }
 
@@ -94,6 +99,12 @@ Scheduler::Admission Scheduler::start(Sequence& sequence,
   return Admission::kStarted;
 }
 
+void Scheduler::visit(
+    const std::function<void(const Sequence& sequence, bool runs)>& visitor) const {
+  for (const auto& sequence : waiting_) visitor(*sequence, false);
+  for (const auto& sequence : running_) visitor(*sequence, true);
+}
+
 void Scheduler::admit(const std::shared_ptr<const Adapter>& adapter) {
   for (auto it = waiting_.begin(); it != waiting_.end();) {
     if (static_cast<std::int64_t>(running_.size()) >= limits_.sequences) return;
@@ -107,6 +118,10 @@ void Scheduler::admit(const std::shared_ptr<const Adapter>& adapter) {
     if (admission == Admission::kLater) {
       ++it;
       continue;
+    }
+    if (!sequence.adapter) {
+      sequence.started = Sequence::Clock::now();
+      sequence.completion.queue_s = sequence.seconds_since(sequence.arrived);
     }
     sequence.adapter = own;
     sequence.completion.adapter_version = own->version;
@@ -124,6 +139,7 @@ bool Scheduler::make_room(Sequence& sequence, std::int64_t tokens) {
     const bool is_itself = youngest->get() == &sequence;
     if (is_itself && running_on(rank) == 1)
       throw InternalError("the pages of a data rank do not hold one sequence");
+    ++interruptions_;
     preempt((*youngest)->id);
     if (is_itself) return false;
   }

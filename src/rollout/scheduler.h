@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -12,8 +13,8 @@
 namespace heddle::rollout {
 
 /// Decides which sequences have memory and what a pass does. All ranks of a model keep the same
-/// books. Sequences start in the order in which they came; one that asks for the prompt which
-/// another sample of its request is reading starts beside it and waits for that.
+/// books. Sequences start by priority, then in the order in which they came; one that asks for the
+/// prompt which another sample of its request is reading starts beside it and waits for that.
 class Scheduler {
  public:
   struct Limits {
@@ -31,8 +32,9 @@ class Scheduler {
   Scheduler(CachePool& pool, const Limits& limits);
 
   bool is_idle() const { return waiting_.empty() && running_.empty(); }
-  /// It waits after the others; one whose conversation has a state that is kept, before those that
-  /// have not started and would take the state's memory.
+  /// It waits after the others of its priority and of lower ones (vLLM's numbers: less is sooner);
+  /// one whose conversation has a state that is kept, before those that have not started and would
+  /// take the state's memory.
   void add(std::unique_ptr<Sequence> sequence);
   /// Gives waiting sequences memory; those that start get `adapter` unless they name one.
   void admit(const std::shared_ptr<const Adapter>& adapter);
@@ -53,6 +55,10 @@ class Scheduler {
   std::unique_ptr<Sequence> remove(RequestId id);
   KeptStates& kept() { return kept_; }
   bool uses(const nn::AdapterSet& set) const;
+  /// Called with each sequence; `runs`: it has memory.
+  void visit(const std::function<void(const Sequence&, bool runs)>& visitor) const;
+  /// Sequences that gave way to others where pages were short, so far.
+  std::int64_t interruptions() const { return interruptions_; }
   /// Sequences that wait, and those that run.
   std::pair<std::int64_t, std::int64_t> queued() const {
     return {static_cast<std::int64_t>(waiting_.size()), static_cast<std::int64_t>(running_.size())};
@@ -82,7 +88,7 @@ class Scheduler {
   std::deque<std::unique_ptr<Sequence>> waiting_;
   std::vector<std::unique_ptr<Sequence>> running_;  ///< In the order of their admission.
   bool read_prompts_ = false;                       ///< The last pass did.
-  std::int64_t passes_ = 0, preempted_ = 0;
+  std::int64_t passes_ = 0, preempted_ = 0, interruptions_ = 0;
 };
 
 }  // namespace heddle::rollout

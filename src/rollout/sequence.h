@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <utility>
@@ -30,6 +31,8 @@ struct Sequence {
   /// again, after an interruption or an update, keeps those that the first reading chose: the
   /// log-probability of the token after it came from these.
   std::vector<std::uint16_t> experts = {};
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point arrived = Clock::now(), started = {};
   std::int64_t last_pass = 0;
   bool follows = false;  ///< Waits in its slot for the prompt that its group's leader reads.
 
@@ -57,6 +60,9 @@ struct Sequence {
   /// See Request::conversation.
   std::int64_t conversation() const {
     return request->conversation < 0 ? -1 : request->conversation + completion.sample;
+  }
+  double seconds_since(Clock::time_point then) const {
+    return std::chrono::duration<double>(Clock::now() - then).count();
   }
   bool wants_prompt_logprobs() const {
     return request->prompt_logprobs && id == group &&

@@ -7,9 +7,9 @@
 namespace heddle::rollout {
 
 TextStream::TextStream(std::shared_ptr<const data::Tokenizer> tokenizer,
-                       std::vector<std::string> stop_strings)
+                       std::vector<std::string> stop_strings, bool skip_special_tokens)
     : known_ids_(tokenizer ? tokenizer->vocab_size() : 0), stop_strings_(std::move(stop_strings)) {
-  if (tokenizer) decoder_.emplace(std::move(tokenizer), /*skip_special=*/true);
+  if (tokenizer) decoder_.emplace(std::move(tokenizer), skip_special_tokens);
   std::erase(stop_strings_, "");
 }
 

@@ -15,7 +15,7 @@ namespace heddle::rollout {
 class TextStream {
  public:
   TextStream(std::shared_ptr<const data::Tokenizer> tokenizer,
-             std::vector<std::string> stop_strings);
+             std::vector<std::string> stop_strings, bool skip_special_tokens = true);
 
   /// The text that became certain with this token.
   std::string push(std::int32_t id);

@@ -37,6 +37,10 @@ std::string duration_text(double seconds) {
   return fmt::format("{}m{}s", whole / 60, whole % 60);
 }
 
+std::string used_up(std::int64_t tokens) {
+  return fmt::format("{} tokens a minute are used up", tokens);
+}
+
 void put_headers(std::map<std::string, std::string>& headers, const char* what,
                  const Bucket& bucket) {
   headers[fmt::format("x-ratelimit-limit-{}", what)] = std::to_string(bucket.limit);
@@ -62,15 +66,32 @@ class Quotas::State {
 /// One request that was let in.
 class Quotas::Ticket final : public Meter {
  public:
-  Ticket(std::shared_ptr<State> state, std::string tenant, bool is_generation)
-      : state_(std::move(state)), tenant_(std::move(tenant)), is_generation_(is_generation) {}
+  Ticket(std::shared_ptr<State> state, const Caller& caller, bool is_generation)
+      : state_(std::move(state)),
+        tenant_(caller.tenant),
+        tokens_per_minute_(caller.limits.tokens_per_minute),
+        is_generation_(is_generation) {}
   ~Ticket() override { finish(); }
 
-  void add_tokens(std::int64_t count) override {
+  void add_tokens(Tokens kind, std::int64_t count) override {
     const std::lock_guard lock(state_->mutex);
     State::Tenant& tenant = state_->tenants[tenant_];
-    tenant.use.tokens += count;
+    Use& use = tenant.use;
+    (kind == Tokens::kTrained ? use.trained
+     : kind == Tokens::kRead  ? use.read
+                              : use.generated) += count;
     tenant.tokens.level -= static_cast<double>(count);
+  }
+  std::optional<Wait> wait() override {
+    if (tokens_per_minute_ == 0) return std::nullopt;
+    const std::lock_guard lock(state_->mutex);
+    Bucket& tokens = state_->tenants[tenant_].tokens;
+    tokens.fill(tokens_per_minute_, Clock::now());
+    if (tokens.level > 0) return std::nullopt;
+    const double seconds = tokens.seconds_until(1);
+    return Wait{seconds, fmt::format("{}, which is the limit of this key's tenant: work goes on in "
+                                     "{:.0f} s",
+                                     used_up(tokens_per_minute_), std::ceil(seconds))};
   }
   void finish() override {
     const std::lock_guard lock(state_->mutex);
@@ -81,6 +102,7 @@ class Quotas::Ticket final : public Meter {
  private:
   std::shared_ptr<State> state_;
   std::string tenant_;
+  std::int64_t tokens_per_minute_;
   bool is_generation_;  ///< Counted among the concurrent ones.
 };
 
@@ -98,8 +120,8 @@ Admission Quotas::admit(const Caller& caller, Cost cost) {
   if (limits.tokens_per_minute > 0) {
     tenant.tokens.fill(limits.tokens_per_minute, now);
     put_headers(admission.headers, "tokens", tenant.tokens);
-    if (tenant.tokens.level <= 0) {
-      refusal = fmt::format("{} tokens a minute are used up", limits.tokens_per_minute);
+    if (tenant.tokens.level <= 0 && is_generation) {
+      refusal = used_up(limits.tokens_per_minute);
       wait_s = tenant.tokens.seconds_until(1);
     }
   }
@@ -121,7 +143,7 @@ Admission Quotas::admit(const Caller& caller, Cost cost) {
   }
   ++tenant.use.requests;
   if (is_generation) ++tenant.use.concurrent;
-  admission.meter = std::make_shared<Ticket>(state_, caller.tenant, is_generation);
+  admission.meter = std::make_shared<Ticket>(state_, caller, is_generation);
   return admission;
 }
 

@@ -24,8 +24,12 @@ class Quotas {
 
   struct Use {
     std::string tenant;
-    std::int64_t requests = 0, tokens = 0;  ///< Since the server's start.
-    std::int64_t concurrent = 0, refused = 0;
+    // Since the server's start:
+    std::int64_t requests = 0, refused = 0;
+    std::int64_t trained = 0, read = 0, generated = 0;  ///< Tokens, as Meter::Tokens has them.
+    std::int64_t concurrent = 0;                        ///< At the moment.
+
+    std::int64_t tokens() const { return trained + read + generated; }
   };
   std::vector<Use> uses() const;
 

@@ -83,6 +83,11 @@ std::vector<Key> all_keys() {
           "serve.drain_s", "seconds for the answers under way after SIGTERM",
           [](Settings & s) -> auto& { return s.drain_s; }, 0),
       key(
+          "serve.turn_s",
+          "seconds of one turn of the model, and 0.1 more a token, after which it counts as stuck "
+          "and the server ends; 0: never",
+          [](Settings & s) -> auto& { return s.turn_s; }, 0),
+      key(
           "serve.max_sessions", "open sessions, of one tenant",
           [](Settings & s) -> auto& { return s.tinker.sessions_per_tenant; }, 1),
       key(

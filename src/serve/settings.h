@@ -18,6 +18,7 @@ struct Settings {
   bool deterministic = false;
   std::int64_t max_body_bytes = std::int64_t{64} << 20;
   double drain_s = 30;
+  double turn_s = 900;               ///< See ModelThread::overdue; 0: turns have no deadline.
   Limits limits = {.max_runs = 30};  ///< Each tenant's, unless its key sets others.
   tinker::ServiceOptions tinker;
   std::vector<std::string> of_model;  ///< The settings that are not serve.*.

@@ -3,6 +3,7 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/tensor.h>
 
+#include <algorithm>
 #include <map>
 #include <numeric>
 
@@ -24,13 +25,17 @@ std::vector<Cut> cuts_of(const Work& work, WorkResult& result, std::int64_t pass
   std::vector<Cut> cuts;
   for (std::size_t first = 0; first < work.data.size();) {
     std::size_t last = first;
-    std::int64_t tokens = 0;
-    do {
-      tokens += static_cast<std::int64_t>(work.data[last++].tokens.size());
-    } while (last < work.data.size() &&
-             tokens + static_cast<std::int64_t>(work.data[last].tokens.size()) <= pass_tokens);
-    cuts.push_back({&work, std::span(work.data).subspan(first, last - first),
-                    std::span(result.data).subspan(first, last - first), &result, tokens});
+    Cut cut{&work, {}, {}, &result, 0, 0};
+    for (; last < work.data.size(); ++last) {
+      Cut longer = cut;
+      longer.tokens += std::ssize(work.data[last].tokens);
+      longer.rows += std::ssize(work.data[last].target_tokens);
+      if (last > first && longer.cost() > pass_tokens) break;
+      cut = longer;
+    }
+    cut.data = std::span(work.data).subspan(first, last - first);
+    cut.outputs = std::span(result.data).subspan(first, last - first);
+    cuts.push_back(cut);
     first = last;
   }
   return cuts;
@@ -38,17 +43,17 @@ std::vector<Cut> cuts_of(const Work& work, WorkResult& result, std::int64_t pass
 
 std::vector<std::vector<Cut>> passes_of(const std::vector<Cut>& cuts, std::int64_t pass_tokens) {
   std::vector<std::vector<Cut>> passes;
-  std::vector<std::int64_t> tokens;
+  std::vector<std::int64_t> cost;
   std::map<SetId, std::size_t> next;  // The first pass that may take a set's next cut.
   for (const Cut& cut : cuts) {
     std::size_t pass = next[cut.work->set];
-    while (pass < passes.size() && tokens[pass] + cut.tokens > pass_tokens) ++pass;
+    while (pass < passes.size() && cost[pass] + cut.cost() > pass_tokens) ++pass;
     if (pass == passes.size()) {
       passes.emplace_back();
-      tokens.push_back(0);
+      cost.push_back(0);
     }
     passes[pass].push_back(cut);
-    tokens[pass] += cut.tokens;
+    cost[pass] += cut.cost();
     next[cut.work->set] = pass + 1;
   }
   return passes;
@@ -61,7 +66,12 @@ data::Batch batch_of(std::span<const Datum> data) {
   std::vector<std::int64_t> targets;
   for (const Datum& datum : data) {
     tokens.insert(tokens.end(), datum.tokens.begin(), datum.tokens.end());
-    targets.insert(targets.end(), datum.target_tokens.begin(), datum.target_tokens.end());
+    // Soft targets are brought by soft_targets_of(): their labels say that there are rows.
+    if (datum.has_soft_targets()) {
+      targets.insert(targets.end(), datum.tokens.size(), 0);
+    } else {
+      targets.insert(targets.end(), datum.target_tokens.begin(), datum.target_tokens.end());
+    }
   }
   std::vector<data::SequenceView> views;
   std::size_t first = 0;
@@ -79,15 +89,36 @@ data::Batch batch_of(std::span<const Datum> data) {
   return batch;
 }
 
+std::optional<Targets> soft_targets_of(std::span<const Cut> cuts) {
+  const auto is_soft = [](const Datum& datum) { return datum.has_soft_targets(); };
+  if (std::ranges::none_of(cuts,
+                           [&](const Cut& cut) { return std::ranges::any_of(cut.data, is_soft); }))
+    return std::nullopt;
+  Targets all;
+  std::int64_t first = 0;
+  for (const Cut& cut : cuts) {
+    for (const Datum& datum : cut.data) {
+      for (std::size_t r = 0; r < datum.target_tokens.size(); ++r) {
+        const auto place = static_cast<std::int64_t>(r);
+        all.positions.push_back(
+            first + (is_soft(datum) ? datum.target_cells[r] / datum.target_width : place));
+        all.tokens.push_back(datum.target_tokens[r]);
+      }
+      first += std::ssize(datum.tokens);
+    }
+  }
+  return all;
+}
+
 CutLosses losses_of(std::span<const Cut> cuts, std::span<const double> logprobs) {
   CutLosses losses;
   std::size_t first = 0;
   for (const Cut& cut : cuts) {
-    const auto values = logprobs.subspan(first, static_cast<std::size_t>(cut.tokens));
+    const auto values = logprobs.subspan(first, static_cast<std::size_t>(cut.rows));
     const LossValues loss = loss_of(*cut.work, cut.data, values);
     std::size_t place = 0;
     for (std::size_t i = 0; i < cut.data.size(); ++i) {
-      const std::size_t length = cut.data[i].tokens.size();
+      const std::size_t length = cut.data[i].target_tokens.size();
       const auto part = values.subspan(place, length);
       cut.outputs[i].logprobs.assign(part.begin(), part.end());
       if (!loss.elementwise.empty()) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -17,6 +18,9 @@ struct Cut {
   std::span<DatumOutput> outputs;
   WorkResult* result;
   std::int64_t tokens;
+  std::int64_t rows;  ///< Of the head: one for each target.
+  /// A pass's memory follows the larger of both.
+  std::int64_t cost() const { return std::max(tokens, rows); }
 };
 
 /// A work's own cut: what others bring does not change it.
@@ -28,6 +32,14 @@ std::vector<std::vector<Cut>> passes_of(const std::vector<Cut>& cuts, std::int64
 
 /// Every position has a label: outputs are wanted of all.
 data::Batch batch_of(std::span<const Datum> data);
+
+/// Targets of the cuts of one pass, in their order.
+struct Targets {
+  std::vector<std::int64_t> positions;  ///< Position of each among all tokens of the cuts.
+  std::vector<std::int64_t> tokens;
+};
+/// None where every token has one target.
+std::optional<Targets> soft_targets_of(std::span<const Cut> cuts);
 
 /// Losses of the cuts of one pass.
 struct CutLosses {

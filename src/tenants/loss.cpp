@@ -33,13 +33,14 @@ struct LossKind {
   LossValues (*values)(const Work&, std::span<const Datum>, std::span<const double>);
   /// Null where they follow from the log-probabilities.
   std::vector<double> (*constant_derivatives)(std::span<const Datum>) = nullptr;
+  bool takes_soft_targets = false;
 };
 
 /// An input of a datum at all positions; `missing` where the datum has none.
 void append(std::vector<double>& all, const Datum& datum, const char* name, double missing) {
   const auto it = datum.inputs.find(name);
   if (it == datum.inputs.end()) {
-    all.insert(all.end(), datum.tokens.size(), missing);
+    all.insert(all.end(), datum.target_tokens.size(), missing);
   } else {
     all.insert(all.end(), it->second.begin(), it->second.end());
   }
@@ -156,7 +157,7 @@ const std::vector<LossKind>& kinds() {
   };
   const std::vector<Number> clips = {{"clip_low_threshold", false}, {"clip_high_threshold", false}};
   static const std::vector<LossKind> all = {
-      {"cross_entropy", {{"weights", false}}, {}, cross_entropy, negative_weights},
+      {"cross_entropy", {{"weights", false}}, {}, cross_entropy, negative_weights, true},
       {"importance_sampling", sampled, {}, importance_sampling},
       {"ppo", with({{"clip_low_threshold", false}, {"clip_high_threshold", false}}), clips, ppo},
       {"cispo", with({{"clip_low_threshold", false}, {"clip_high_threshold", false}}), clips,
@@ -182,6 +183,12 @@ const LossKind& kind_of(const std::string& name) {
 }
 
 void check_inputs(const LossKind& kind, const Datum& datum, std::size_t i) {
+  if (datum.has_soft_targets() && !kind.takes_soft_targets) {
+    throw_error<DataError>(
+        "datum {}: loss_fn {} takes one target a token; several (soft targets) are for "
+        "cross_entropy",
+        i, kind.name);
+  }
   for (const Input& input : kind.inputs) {
     if (input.required && !datum.inputs.contains(input.name))
       throw_error<DataError>("datum {}: loss_fn {} needs the input '{}'", i, kind.name, input.name);
@@ -190,9 +197,9 @@ void check_inputs(const LossKind& kind, const Datum& datum, std::size_t i) {
     const auto is_it = [&](const Input& input) { return name == input.name; };
     if (std::none_of(kind.inputs.begin(), kind.inputs.end(), is_it))
       throw_error<DataError>("datum {}: loss_fn {} has no input '{}'", i, kind.name, name);
-    if (values.size() != datum.tokens.size()) {
-      throw_error<DataError>("datum {}: '{}' has {} values for {} tokens", i, name, values.size(),
-                             datum.tokens.size());
+    if (values.size() != datum.target_tokens.size()) {
+      throw_error<DataError>("datum {}: '{}' has {} values for {} target tokens", i, name,
+                             values.size(), datum.target_tokens.size());
     }
   }
 }

@@ -12,8 +12,8 @@ namespace heddle::tenants {
 /// A loss's value and derivative on the sequences of one piece, laid end to end.
 struct LossValues {
   double sum = 0;
-  std::vector<double> elementwise;  ///< [T]; empty where the loss is no sum over tokens.
-  std::vector<double> d_logprobs;   ///< [T]
+  std::vector<double> elementwise;  ///< [R]; empty where the loss is no sum over tokens.
+  std::vector<double> d_logprobs;   ///< [R]
 };
 
 /// Throws DataError for an unknown loss, a number of its configuration that it does not have or
@@ -21,7 +21,7 @@ struct LossValues {
 /// tokens.
 void check_loss(const Work& work);
 
-/// On log-probabilities [T] of the target tokens of `data`, of work that check_loss() takes.
+/// On log-probabilities [R] of the target tokens of `data`, of work that check_loss() takes.
 LossValues loss_of(const Work& work, std::span<const Datum> data, std::span<const double> logprobs);
 
 /// LossValues::d_logprobs where the log-probabilities do not change it; none for other losses.

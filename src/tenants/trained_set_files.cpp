@@ -90,6 +90,12 @@ void save_trained_set(assembly::ModelOnRanks& base, const TrainedSet& set,
       });
 }
 
+void save_factors(assembly::ModelOnRanks& base, const adapters::LoraSet& factors,
+                  const std::filesystem::path& directory) {
+  ckpt::export_adapter(*base.model, factors, {}, *base.source, base.source->path().string(), {},
+                       directory, /*overwrite=*/false, ckpt::read_from_memory, {}, {});
+}
+
 std::unique_ptr<adapters::LoraSet> load_factors(assembly::ModelOnRanks& base,
                                                 const std::filesystem::path& directory) {
   auto factors = factors_of(base, directory);

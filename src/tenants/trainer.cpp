@@ -2,6 +2,7 @@
 
 #include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/tensor.h>
 
 #include <algorithm>
@@ -23,12 +24,27 @@
 namespace heddle::tenants {
 namespace {
 
+/// Rows of the head for each target in the place of one a token. Its rows are read again for each.
+void give_targets(objective::LossRows& rows, const Targets& targets) {
+  const c10::Device device = rows.labels.device();
+  std::vector<std::int64_t> places;
+  for (const std::int64_t position : targets.positions)
+    places.push_back(rows.tokens[static_cast<std::size_t>(position)]);
+  rows.total = std::ssize(places);
+  rows.index = device::upload(places, device);
+  rows.labels = device::upload(targets.tokens, device);
+  rows.loss_weights = at::ones({rows.total}, rows.loss_weights.options());
+  rows.gradient_weights = rows.loss_weights;
+  rows.tokens = std::move(places);
+}
+
 /// Log-probabilities of all rows of some cuts first; then each cut's loss and the gradient by its
 /// own.
 PassHeadResult apply_head(assembly::Model& model, std::span<const Cut> cuts,
                           const at::Tensor& hidden, const objective::LocalBatch& batch) {
   const bool wants_gradients = !cuts[0].work->forward_only;
-  const objective::LossRows rows(model, batch.host, 1);
+  objective::LossRows rows(model, batch.host, 1);
+  if (const auto soft = soft_targets_of(cuts)) give_targets(rows, *soft);
   objective::TokenLogprobs logprobs(model, hidden, rows, wants_gradients);
   const at::Tensor host = logprobs.values().to(at::kCPU, at::kDouble).contiguous();
   const CutLosses losses =
@@ -66,6 +82,25 @@ class ExactPasses {
  private:
   bool before_;
 };
+
+/// As many targets as tokens or, soft targets, as many as cells.
+void check_targets(const Datum& datum, std::size_t i) {
+  const std::size_t wanted =
+      datum.has_soft_targets() ? datum.target_cells.size() : datum.tokens.size();
+  if (datum.target_tokens.size() != wanted) {
+    throw_error<DataError>("datum {}: 'target_tokens' has {} values for {} {}", i,
+                           datum.target_tokens.size(), wanted,
+                           datum.has_soft_targets() ? "cells" : "tokens");
+  }
+  const std::int64_t cells = std::ssize(datum.tokens) * datum.target_width;
+  std::int64_t last = -1;
+  for (const std::int64_t cell : datum.target_cells) {
+    if (cell <= last || cell >= cells)
+      throw_error<DataError>("datum {}: target cell {} after {}: expected ascending ones below {}",
+                             i, cell, last, cells);
+    last = cell;
+  }
+}
 
 void check_promises(const assembly::ModelOnRanks& base, const TrainerOptions& options) {
   if (options.deterministic && !base.context.device.is_cpu()) {
@@ -141,10 +176,7 @@ void Trainer::check(const Work& work) const {
   for (std::size_t i = 0; i < work.data.size(); ++i) {
     const Datum& datum = work.data[i];
     if (datum.tokens.empty()) throw_error<DataError>("datum {}: no token", i);
-    if (datum.target_tokens.size() != datum.tokens.size()) {
-      throw_error<DataError>("datum {}: 'target_tokens' has {} values for {} tokens", i,
-                             datum.target_tokens.size(), datum.tokens.size());
-    }
+    check_targets(datum, i);
     for (const auto* ids : {&datum.tokens, &datum.target_tokens}) {
       const auto wrong = std::find_if(ids->begin(), ids->end(),
                                       [&](std::int64_t id) { return id < 0 || id >= vocabulary; });
@@ -218,7 +250,7 @@ void Trainer::State::run(const std::vector<Cut>& cuts, bool wants_gradients) {
     }
     if (may_replay) {
       // One by one: a set's sums come in the order of its cuts.
-      shape.recorded = replay(pass, pieces);
+      shape.recorded = !soft_targets_of(pass) && replay(pass, pieces);
       if (!shape.recorded) launch({pass}, {std::move(pieces)}, wants_gradients);
     } else {
       passes.push_back(std::move(pieces));
@@ -285,6 +317,11 @@ SetId Trainer::load(const std::filesystem::path& directory, bool with_optimizer)
 
 std::shared_ptr<const adapters::LoraSet> Trainer::snapshot(SetId set) const {
   return copy_of(state_->base, *state_->at(set).factors);
+}
+
+void Trainer::save_snapshot(const adapters::LoraSet& set,
+                            const std::filesystem::path& directory) const {
+  save_factors(state_->base, set, directory);
 }
 
 std::shared_ptr<const adapters::LoraSet> Trainer::load_snapshot(

@@ -31,12 +31,17 @@ struct SetOptions {
   bool unembed = false;  ///< The language-model head.
 };
 
-/// One sequence. Position t predicts target_tokens[t]: the caller has shifted.
+/// One sequence. Position t predicts target_tokens[t]: the caller has shifted. Soft targets give a
+/// position several targets, or none: the cells that are filled of a matrix [T,target_width].
 struct Datum {
   std::vector<std::int64_t> tokens;         ///< [T]
-  std::vector<std::int64_t> target_tokens;  ///< [T]
-  /// Loss inputs by name, [T] each: weights, logprobs, advantages, ... (see check()).
+  std::vector<std::int64_t> target_tokens;  ///< [R]: [T] without soft targets.
+  /// Loss inputs by name, [R] each: weights, logprobs, advantages, ... (see check()).
   std::map<std::string, std::vector<float>> inputs;
+  std::int64_t target_width = 0;             ///< 0: no soft targets.
+  std::vector<std::int64_t> target_cells{};  ///< [R] ascending places in the matrix, row by row.
+
+  bool has_soft_targets() const { return target_width > 0; }
 };
 
 /// Sequences of one set with one loss: a sum over tokens and sequences.
@@ -49,8 +54,8 @@ struct Work {
 };
 
 struct DatumOutput {
-  std::vector<float> logprobs;          ///< [T] of the target tokens.
-  std::vector<float> elementwise_loss;  ///< [T]
+  std::vector<float> logprobs;          ///< [R] of the target tokens.
+  std::vector<float> elementwise_loss;  ///< [R]
 };
 
 struct WorkResult {
@@ -143,6 +148,8 @@ class Trainer {
   /// A copy of the set as it is now, which no later step changes: what a pass or a request of the
   /// engine names. Lives as long as it is held, not longer than the base.
   std::shared_ptr<const adapters::LoraSet> snapshot(SetId set) const;
+  /// Writes such a copy as a PEFT directory, as save() without an optimizer.
+  void save_snapshot(const adapters::LoraSet& set, const std::filesystem::path& directory) const;
   /// Such a copy of a saved directory.
   std::shared_ptr<const adapters::LoraSet> load_snapshot(
       const std::filesystem::path& directory) const;

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "assembly/tiny_model_on_ranks.h"
 #include "base/errors.h"
 #include "testing/message_of.h"
@@ -142,6 +144,89 @@ TEST_P(EngineTest, AnAbortedRequestGivesWhatItHasAndItsSlot) {
   EXPECT_EQ(aborted.output_ids, std::vector<std::int32_t>(expected.begin(), expected.begin() + 4));
   EXPECT_THROW(engine.abort(0), InternalError);
   EXPECT_EQ(finish(engine, 2)[1].output_ids, whole[2].output_ids);
+}
+
+TEST_P(EngineTest, LowerPriorityNumbersStartFirstAndDrawTheSame) {
+  std::vector<Request> all = requests(1);
+  const auto whole = ids(run(all));
+  Engine engine(loaded_, tokenizer_, {.max_sequences = 1, .capacity = 64});
+  const std::vector<std::int64_t> priorities = {9, 0, 4, 0, -2, 4, 1};
+  engine.submit(all[0]);
+  engine.step();  // the first has begun before the others come
+  for (std::size_t i = 1; i < all.size(); ++i) {
+    all[i].priority = priorities[i];
+    engine.submit(all[i]);
+  }
+  std::vector<RequestId> ended;
+  while (!engine.is_idle()) {
+    for (const Progress& progress : engine.step()) {
+      if (!progress.completion) continue;
+      ended.push_back(progress.id);
+      EXPECT_EQ(progress.completion->output_ids, whole[static_cast<std::size_t>(progress.id)]);
+    }
+  }
+  EXPECT_THAT(ended, ::testing::ElementsAre(0, 4, 1, 3, 6, 2, 5));
+}
+
+TEST_P(EngineTest, DrawsInPlacesOfThePromptFollowTheModel) {
+  Request request = requests(1)[2];
+  request.max_new_tokens = 2;
+  request.prompt_logprobs = 1;
+  request.prompt_draws = 3;
+  request.sampling.temperature = 0;
+  const std::size_t places = request.prompt.size() - 1;
+  const Completion greedy = run({request})[0];
+  ASSERT_EQ(greedy.prompt_draws.size(), places);
+  for (std::size_t t = 0; t < places; ++t) {
+    ASSERT_EQ(greedy.prompt_draws[t].size(), 3U);
+    for (const TokenLogprob& draw : greedy.prompt_draws[t])
+      EXPECT_EQ(draw.id, greedy.prompt_top_logprobs[t + 1][0].id);
+  }
+  request.sampling.temperature = 1;
+  request.prompt_draws = 400;
+  const Completion drawn = run({request})[0];
+  EXPECT_EQ(drawn.output_ids, run({[&] {
+                                Request plain = request;
+                                plain.prompt_draws = 0;
+                                return plain;
+                              }()})[0]
+                                  .output_ids)
+      << "draws take nothing from the answer's stream";
+  // In pieces of the prompt too, each draw is the same one.
+  const Completion pieces = run({request}, {.prefill_tokens = 4})[0];
+  for (std::size_t t = 0; t < places; ++t) {
+    const TokenLogprob& likely = drawn.prompt_top_logprobs[t + 1][0];
+    double count = 0;
+    for (std::size_t n = 0; n < 400; ++n) {
+      const TokenLogprob& draw = drawn.prompt_draws[t][n];
+      EXPECT_EQ(draw.id, pieces.prompt_draws[t][n].id);
+      if (draw.id != likely.id) continue;
+      ++count;
+      EXPECT_NEAR(draw.logprob, likely.logprob, 1e-6);  // draws are told in fp32
+    }
+    const double p = std::exp(likely.logprob);
+    EXPECT_NEAR(count, 400 * p, 5 * std::sqrt(400 * p * (1 - p)) + 1) << "place " << t;
+  }
+  // Draws have the log-probabilities that targets of the same ids have.
+  request.prompt_draws = 0;
+  for (std::size_t t = 0; t < places; ++t)
+    request.prompt_targets.push_back({drawn.prompt_draws[t][0].id, drawn.prompt_draws[t][1].id});
+  const Completion told = run({request})[0];
+  for (std::size_t t = 0; t < places; ++t) {
+    for (std::size_t n = 0; n < 2; ++n)
+      EXPECT_NEAR(told.prompt_target_logprobs[t][n], drawn.prompt_draws[t][n].logprob, 1e-6);
+  }
+}
+
+TEST_P(EngineTest, ShownSpecialTokensLeaveOutTheStopId) {
+  std::vector<Request> all = requests(1);
+  const std::vector<std::int32_t> longest = run(all)[3].output_ids;
+  all[3].skip_special_tokens = false;
+  all[3].stop_ids = {longest[4]};
+  const Completion stopped = run(all)[3];
+  std::vector<std::int32_t> shown = stopped.output_ids;
+  shown.pop_back();
+  EXPECT_EQ(stopped.text, tokenizer_->decode(shown, /*skip_special_tokens=*/false));
 }
 
 TEST_P(EngineTest, ChangedWeightsDrawFromTheTokensSoFar) {

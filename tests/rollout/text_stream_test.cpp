@@ -53,6 +53,13 @@ TEST_F(TextStreamTest, LeavesOutSpecialTokensAndRowsWithoutAToken) {
   EXPECT_EQ(out + stream.finish(), "yesno");
 }
 
+TEST_F(TextStreamTest, SpecialTokensAreTextIfAskedFor) {
+  TextStream stream(tokenizer_, {}, /*skip_special_tokens=*/false);
+  std::string out;
+  for (const std::int32_t id : tokenizer_->encode("yes<|im_end|>no")) out += stream.push(id);
+  EXPECT_EQ(out + stream.finish(), "yes<|im_end|>no");
+}
+
 TEST_F(TextStreamTest, EndsWhereTheFirstStopStringBegins) {
   EXPECT_EQ(joined(pieces("one two three four", {"three", " two"})), "one");
   EXPECT_EQ(joined(pieces("one two three four", {"five", ""})), "one two three four");

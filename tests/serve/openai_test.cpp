@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <set>
 #include <thread>
 
 #include "client.h"
@@ -17,6 +18,7 @@ using testing::body_of;
 using testing::Client;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using testing::ScriptedBackend;
 using testing::status_of;
 
@@ -41,6 +43,9 @@ class OpenAi : public ::testing::Test {
         service_{model_, tokenizer_, data::Renderer(*tokenizer_, {}), Models("base", 2048),
                  GenerationMetrics(registry_, "base")} {
     for (Route& route : routes(service_, {"1.2.3", {}})) server_.route(std::move(route));
+    server_.authenticate_by([this](const Request&) {
+      return Caller{"ann", "", is_admin_ ? Scopes{"sample", "admin"} : Scopes{"sample"}};
+    });
     port_ = server_.listen("127.0.0.1", 0);
     thread_ = std::thread([this] { server_.run(stop_); });
   }
@@ -89,6 +94,8 @@ class OpenAi : public ::testing::Test {
     return refusal("/v1/chat/completions", body);
   }
 
+  using Scopes = std::set<std::string>;
+  std::atomic<bool> is_admin_ = true;
   std::string script_ = "Grüße, 世界! <b>";
   std::vector<std::string> prompts_;  ///< Written by the model's thread; read after an answer.
   std::shared_ptr<const data::Tokenizer> tokenizer_;
@@ -242,6 +249,71 @@ TEST_F(OpenAi, CompletionsTakeIdsAndEchoThem) {
   EXPECT_EQ(answer["prompt_token_ids"], ids);
 }
 
+TEST_F(OpenAi, GenerateTakesIdsAndGivesIdsWithTheirWeights) {
+  const auto prompt = tokenizer_->encode("the river");
+  std::vector<std::int32_t> written = tokenizer_->encode(script_);
+  written.push_back(*tokenizer_->id_of("<|im_end|>"));
+  const Json body = {{"token_ids", prompt},
+                     {"request_id", "mine"},
+                     {"sampling_params", {{"max_tokens", 60}, {"logprobs", 2}, {"seed", 4}}}};
+  const Json answer = Json::parse(body_of(post("/inference/v1/generate", body)));
+  EXPECT_EQ(answer["request_id"], "mine");
+  const Json& choice = answer["choices"][0];
+  EXPECT_EQ(choice["token_ids"], written);
+  EXPECT_EQ(choice["weight_versions"], std::vector<int>(written.size(), 0));
+  EXPECT_EQ(choice["finish_reason"], "stop");
+  const Json& first = choice["logprobs"]["content"][0];
+  EXPECT_EQ(first["token"], "token_id:" + std::to_string(written[0]));
+  EXPECT_EQ(first["logprob"], -0.125);
+  EXPECT_EQ(first["top_logprobs"].size(), 2);
+  std::vector<std::int32_t> streamed;
+  const auto found = events("/inference/v1/generate", body);
+  for (std::size_t i = 0; i + 1 < found.size(); ++i) {
+    const auto ids =
+        Json::parse(found[i])["choices"][0]["token_ids"].get<std::vector<std::int32_t>>();
+    streamed.insert(streamed.end(), ids.begin(), ids.end());
+  }
+  EXPECT_EQ(streamed, written);
+}
+
+TEST_F(OpenAi, GenerateNamesWhatItDoesNotTake) {
+  const std::string path = "/inference/v1/generate";
+  EXPECT_THAT(refusal(path, {{"token_ids", {1}}}), HasSubstr("400 \"sampling_params\""));
+  EXPECT_THAT(refusal(path, {{"token_ids", {1}}, {"sampling_params", {{"best_guess", 1}}}}),
+              HasSubstr("400 \"best_guess\""));
+  EXPECT_THAT(refusal(path, {{"token_ids", {99999}}, {"sampling_params", Json::object()}}),
+              HasSubstr("400 \"token_ids[0]\""));
+  EXPECT_THAT(refusal(path, {{"token_ids", {1}}, {"sampling_params", {{"model", "base"}}}}),
+              HasSubstr("400 \"model\""));
+  EXPECT_THAT(refusal(path, {{"sampling_params", Json::object()}}), HasSubstr("400 \"prompt\""));
+}
+
+TEST_F(OpenAi, OnlyAnAdminGoesBeforeOthers) {
+  EXPECT_EQ(chat({{"priority", -1}})["object"], "chat.completion");
+  is_admin_ = false;
+  EXPECT_EQ(chat({{"priority", 3}})["object"], "chat.completion");
+  EXPECT_THAT(chat_refusal({{"priority", -1}}), HasSubstr("400 \"priority\""));
+}
+
+TEST(PassMetrics, TellsTheAdaptersThatRunAndWait) {
+  Registry registry;
+  PassMetrics metrics(registry, 16);
+  ModelQueue queue;
+  queue.running_adapters = {"b", "a"};
+  queue.waiting_adapters = {"c\"d"};
+  metrics.queued(queue);
+  EXPECT_THAT(registry.text(),
+              HasSubstr("vllm:lora_requests_info{max_lora=\"16\",running_lora_adapters=\"a,b\","
+                        "waiting_lora_adapters=\"c\\\"d\"} 1"));
+  for (int i = 100; i < 200; ++i) queue.running_adapters.insert(std::to_string(i));
+  queue.interruptions = 3;
+  metrics.queued(queue);
+  const std::string text = registry.text();
+  EXPECT_THAT(text, HasSubstr("162,163,+38\""));
+  EXPECT_THAT(text, Not(HasSubstr("\"a,b\"")));
+  EXPECT_THAT(text, HasSubstr("vllm:num_preemptions_total 3\n"));
+}
+
 TEST_F(OpenAi, FaultsNameTheField) {
   EXPECT_EQ(chat_refusal({{"frobnicate", 1}}),
             "400 \"frobnicate\" 'frobnicate' is not known; leave it out");
@@ -270,7 +342,7 @@ TEST_F(OpenAi, UnknownAdapterFolderIsRefusedWithoutItsPath) {
   const std::string answer =
       post("/v1/load_lora_adapter", {{"lora_name", "a"}, {"lora_path", "/etc"}});
   EXPECT_EQ(status_of(answer), 400);
-  EXPECT_THAT(answer, ::testing::Not(HasSubstr("/etc")));
+  EXPECT_THAT(answer, Not(HasSubstr("/etc")));
 }
 
 TEST_F(OpenAi, ModelsTokensHealthAndVersion) {

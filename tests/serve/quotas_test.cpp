@@ -45,12 +45,41 @@ TEST(Quotas, TakeTokensWhenTheyAreKnownAndWaitForThemAfterwards) {
   const Caller ann{"ann", "", {}, {.tokens_per_minute = 60}};
   Admission long_one = quotas.admit(ann, Cost::kGeneration);
   EXPECT_EQ(long_one.headers.at("x-ratelimit-remaining-tokens"), "60");
-  long_one.meter->add_tokens(89);
-  const auto refused = refusal(quotas, ann, Cost::kRequest);
+  long_one.meter->add_tokens(Meter::Tokens::kTrained, 89);
+  const auto refused = refusal(quotas, ann, Cost::kGeneration);
   ASSERT_TRUE(refused);
   EXPECT_THAT(refused->what(), HasSubstr("60 tokens a minute"));
   EXPECT_EQ(refused->headers().at("Retry-After"), "30");
   EXPECT_EQ(refused->headers().at("x-ratelimit-remaining-tokens"), "0");
+}
+
+TEST(Quotas, WorkWaitsForTokensInsteadOfBeingRefused) {
+  Quotas quotas;
+  const Caller ann{"ann", "", {}, {.tokens_per_minute = 60}}, bob{"bob", "", {}, {}};
+  const Admission first = quotas.admit(ann, Cost::kRequest);
+  EXPECT_FALSE(first.meter->wait());
+  first.meter->add_tokens(Meter::Tokens::kTrained, 89);
+  const Admission second = quotas.admit(ann, Cost::kRequest);
+  const auto wait = second.meter->wait();
+  ASSERT_TRUE(wait);
+  EXPECT_GT(wait->seconds, 29);
+  EXPECT_LE(wait->seconds, 30);
+  EXPECT_THAT(wait->reason, HasSubstr("60 tokens a minute"));
+  EXPECT_FALSE(quotas.admit(bob, Cost::kRequest).meter->wait());
+}
+
+TEST(Quotas, CountTokensByWhatTheyWereFor) {
+  Quotas quotas;
+  const Admission ann = quotas.admit({"ann", "", {}, {}}, Cost::kGeneration);
+  ann.meter->add_tokens(Meter::Tokens::kRead, 5);
+  ann.meter->add_tokens(Meter::Tokens::kGenerated, 2);
+  ann.meter->add_tokens(Meter::Tokens::kTrained, 11);
+  ann.meter->add_tokens(Meter::Tokens::kRead, 1);
+  const Quotas::Use use = quotas.uses().at(0);
+  EXPECT_EQ(use.read, 6);
+  EXPECT_EQ(use.generated, 2);
+  EXPECT_EQ(use.trained, 11);
+  EXPECT_EQ(use.tokens(), 19);
 }
 
 TEST(Quotas, CountAnswersUnderWayUntilTheyEnd) {

@@ -84,6 +84,12 @@ class RecordingBackend final : public Backend {
     calls += " snapshot " + std::to_string(id);
     return nullptr;
   }
+  void save_snapshot(const std::shared_ptr<const adapters::LoraSet>&,
+                     const std::filesystem::path& directory) override {
+    calls += " save snapshot";
+    std::filesystem::create_directories(directory);
+    std::ofstream(directory / "weights") << 0;
+  }
   std::shared_ptr<const adapters::LoraSet> load_snapshot(
       const std::filesystem::path& directory) override {
     if (!std::filesystem::exists(directory / "weights")) throw ModelError("no weights");

@@ -62,6 +62,10 @@ class ScriptedBackend : public Backend {
   }
 
   std::shared_ptr<const adapters::LoraSet> snapshot(tenants::SetId) override { refuse(); }
+  void save_snapshot(const std::shared_ptr<const adapters::LoraSet>&,
+                     const std::filesystem::path&) override {
+    refuse();
+  }
   std::shared_ptr<const adapters::LoraSet> load_snapshot(
       const std::filesystem::path& directory) override {
     throw_error<ModelError>("{}: holds no adapter", directory.string());

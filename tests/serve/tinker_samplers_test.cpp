@@ -1,4 +1,6 @@
 // Weights that are saved for a sampler without a name.
+#include <algorithm>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -27,10 +29,11 @@ class Unnamed {
         session_(caller_.session()),
         run_(caller_.create_model(session_).at("model_id")) {}
 
-  json save(int number) {
-    return caller_.wait(caller_.post(
-        "save_weights_for_sampler",
-        {{"model_id", run_}, {"seq_id", number + 1}, {"sampling_session_seq_id", number}}));
+  json save(int number) { return save_as(number, number + 1); }
+  json save_as(int number, int seq) {
+    return caller_.wait(
+        caller_.post("save_weights_for_sampler",
+                     {{"model_id", run_}, {"seq_id", seq}, {"sampling_session_seq_id", number}}));
   }
   /// The server's answer, of the client's next request to this sampler.
   json sample(int number) {
@@ -92,6 +95,17 @@ TEST(TinkerSamplers, ARunKeepsTheLastWeightsWithoutANameThatWereUsed) {
   EXPECT_EQ(client.caller().status, 404) << "the session has ended";
 }
 
+/// Asks until a run that goes back to where it was is there.
+void ask_after_restart(ApiClient& caller, const std::string& sampler) {
+  do {
+    caller.post("asample", {{"sampling_session_id", sampler},
+                            {"seq_id", 1},
+                            {"num_samples", 1},
+                            {"prompt", {{"chunks", {{{"type", "encoded_text"}, {"tokens", {1}}}}}}},
+                            {"sampling_params", {{"max_tokens", 1}}}});
+  } while (caller.status == 503);
+}
+
 TEST(TinkerSamplers, WeightsWithoutANameGoWithTheServerUnlessItIsDurable) {
   for (const int durable_steps : {0, 1}) {
     const Directory folder;
@@ -106,13 +120,58 @@ TEST(TinkerSamplers, WeightsWithoutANameGoWithTheServerUnlessItIsDurable) {
     }
     Served served(folder.path(), options);
     ApiClient caller(served.port());
-    caller.post("asample", {{"sampling_session_id", sampler},
-                            {"seq_id", 1},
-                            {"num_samples", 1},
-                            {"prompt", {{"chunks", {{{"type", "encoded_text"}, {"tokens", {1}}}}}}},
-                            {"sampling_params", {{"max_tokens", 1}}}});
+    ask_after_restart(caller, sampler);
     EXPECT_EQ(caller.status, durable_steps > 0 ? 200 : 404) << "never the base model's answer";
   }
+}
+
+TEST(TinkerSamplers, DurableWeightsWithoutANameLieInTheStatesAlone) {
+  const Directory folder;
+  tinker::ServiceOptions options = Served::quick();
+  options.durable_steps = 1;
+  std::string run;
+  std::vector<std::string> samplers;
+  const auto in_states = [&] {
+    std::vector<std::string> names;
+    const auto root = folder.path() / "tenants" / "local" / "runs" / run;
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(root))
+      if (entry.is_directory() && entry.path().filename().string().starts_with("unnamed-"))
+        names.push_back(entry.path().filename());
+    std::ranges::sort(names);
+    return names;
+  };
+  const auto step = [](Unnamed& client, int seq) {
+    client.caller().wait(client.caller().post("optim_step", ApiClient::step(client.run(), seq)));
+  };
+  {
+    Served served(folder.path(), options);
+    Unnamed client(served);
+    run = client.run();
+    // Saves 0 to 4 and steps between them; the first goes, as four stay.
+    for (int number = 0; number < 5; ++number) {
+      client.save_as(number, 2 * number + 1);
+      if (number < 4) step(client, 2 * number + 2);
+      samplers.push_back(client.sampler(number));
+    }
+    EXPECT_THAT(in_states(),
+                ::testing::ElementsAre("unnamed-0", "unnamed-1", "unnamed-2", "unnamed-3"));
+    EXPECT_THAT(served.backend().calls, HasSubstr(" save save snapshot"));
+    EXPECT_TRUE(client.caller().get("checkpoints").at("checkpoints").empty());
+  }
+  // Save 4 came after the last state: it runs again.
+  Served served(folder.path(), options);
+  ApiClient caller(served.port());
+  for (int number = 4; number > 0; --number) {
+    ask_after_restart(caller, samplers[static_cast<std::size_t>(number)]);
+    EXPECT_EQ(caller.status, 200) << number;
+  }
+  ask_after_restart(caller, samplers[0]);
+  EXPECT_EQ(caller.status, 404);
+  caller.wait(caller.post("optim_step", ApiClient::step(run, 10)));
+  EXPECT_THAT(in_states(),
+              ::testing::ElementsAre("unnamed-1", "unnamed-2", "unnamed-3", "unnamed-4"));
+  caller.post("unload_model", {{"model_id", run}});
+  EXPECT_TRUE(in_states().empty());
 }
 
 }  // namespace

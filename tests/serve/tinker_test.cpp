@@ -219,9 +219,19 @@ TEST(Tinker, AnswersQuotasWith429UntilThereIsRoom) {
   const std::string run = caller.create_model(session, 0).at("model_id");
   caller.create_model(session, 1);
   EXPECT_EQ(caller.status, 200) << "the key's limit is 2";
-  const json refused = caller.create_model(caller.session(), 0);
-  EXPECT_EQ(caller.status, 429);
-  EXPECT_THAT(refused.value("detail", ""), HasSubstr("2 training runs"));
+  const std::string other = caller.session();
+  const json third = caller.create_model(other, 0);
+  const auto poll = [&] {
+    return caller.post("retrieve_future", {{"request_id", third.at("request_id")}});
+  };
+  json waiting = poll();
+  EXPECT_EQ(waiting.at("queue_state"), "paused_capacity");
+  EXPECT_THAT(waiting.at("queue_state_reason").get<std::string>(), HasSubstr("2 training runs"));
+  caller.create_model(other, 1);
+  EXPECT_EQ(caller.status, 200);
+  const json refused = caller.create_model(other, 2);
+  EXPECT_EQ(caller.status, 429) << "as many wait as may run";
+  EXPECT_THAT(refused.value("detail", ""), HasSubstr("as many wait"));
 
   const auto save = [&](int seq, const char* name) {
     return caller.post("save_weights", {{"model_id", run}, {"path", name}, {"seq_id", seq}});
@@ -238,8 +248,113 @@ TEST(Tinker, AnswersQuotasWith429UntilThereIsRoom) {
 
   caller.post("sessions/" + session + "/finish", {{"reason", {{"type", "success"}}}});
   EXPECT_EQ(caller.status, 204);
-  caller.create_model(caller.session(), 0);
+  EXPECT_EQ(caller.wait(third).at("model_id"), third.at("model_id"));
+}
+
+TEST(Tinker, WorkOverTheTokensOfAMinuteIsPausedAndSaysSo) {
+  const Directory folder;
+  Served served(folder.path());
+  const std::string key = served.keys().add("a", "train,sample", {{"tokens_per_minute", 2}});
+  ApiClient caller(served.port(), key);
+  const std::string session = caller.session(), run = caller.create_model(session).at("model_id");
+  // Tokens are left, so the first one is let through whole.
+  EXPECT_FALSE(
+      caller.wait(caller.post("forward_backward", ApiClient::work(run, 1, {1, 2, 3}))).is_object());
+  const json second = caller.post("forward_backward", ApiClient::work(run, 2, {4}));
   EXPECT_EQ(caller.status, 200);
+  const json step = caller.post("optim_step", ApiClient::step(run, 3));
+  const json waiting = caller.post("retrieve_future", {{"request_id", second.at("request_id")}});
+  EXPECT_EQ(waiting.at("queue_state"), "paused_rate_limit");
+  EXPECT_THAT(waiting.at("queue_state_reason").get<std::string>(),
+              HasSubstr("2 tokens a minute are used up"));
+  caller.post("sessions/" + session + "/finish", {{"reason", {{"type", "success"}}}});
+  EXPECT_THAT(caller.wait(second).at("error").get<std::string>(), HasSubstr("finished"));
+  EXPECT_THAT(caller.wait(step).at("error").get<std::string>(), HasSubstr("finished"));
+}
+
+TEST(Tinker, PausedWorkGoesOnWhenTokensAreThereAgain) {
+  const Directory folder;
+  Served served(folder.path());
+  // A hundred a second: a pause of some hundredths of a second.
+  const std::string key = served.keys().add("a", "train,sample", {{"tokens_per_minute", 6000}});
+  ApiClient caller(served.port(), key);
+  const std::string run = caller.create_model(caller.session()).at("model_id");
+  json large = ApiClient::work(run, 1, std::vector<int>(60, 5));
+  json& data = large["forward_backward_input"]["data"];
+  while (data.size() < 101) data.push_back(data[0]);
+  const json first = caller.post("forward_backward", large);
+  const json second = caller.post("forward_backward", ApiClient::work(run, 2, {4}));
+  EXPECT_FALSE(caller.wait(first).is_object());
+  EXPECT_FALSE(caller.wait(second).is_object());
+}
+
+TEST(Tinker, SoftTargetsHaveAnAnswerForEachOfTheirCells) {
+  const Directory folder;
+  Served served(folder.path());
+  ApiClient caller(served.port(), "", "application/json");
+  const std::string run = caller.create_model(caller.session()).at("model_id");
+  json request = ApiClient::work(run, 1, {1, 2, 3});
+  json& data = request["forward_backward_input"]["data"];
+  json soft = data[0];
+  soft["loss_fn_inputs"]["target_tokens"] = {
+      {"data", {5, 6, 7, 8, 9, 10}}, {"dtype", "int64"}, {"shape", {3, 2}}};
+  json sparse = data[0];
+  sparse["loss_fn_inputs"]["target_tokens"] = {{"data", {50, 60, 70}},
+                                               {"dtype", "int64"},
+                                               {"shape", {3, 2}},
+                                               {"sparse_crow_indices", {0, 1, 1, 3}},
+                                               {"sparse_col_indices", {1, 0, 1}}};
+  sparse["loss_fn_inputs"]["weights"] = {{"data", {1, 2}},
+                                         {"dtype", "float32"},
+                                         {"shape", {3, 2}},
+                                         {"sparse_crow_indices", {0, 1, 1, 2}},
+                                         {"sparse_col_indices", {1, 1}}};
+  data.push_back(soft);
+  data.push_back(sparse);
+  const json outcome = caller.wait(caller.post("forward_backward", request));
+  ASSERT_TRUE(outcome.contains("loss_fn_outputs")) << outcome;
+  const json& outputs = outcome["loss_fn_outputs"];
+  ASSERT_EQ(outputs.size(), 3U);
+  EXPECT_EQ(outputs[0]["logprobs"]["shape"], json({3}));
+  EXPECT_EQ(outputs[1]["logprobs"]["shape"], json({3, 2}));
+  // This model says of a token minus its number, and what the weights add: the same for all.
+  const double zero = outputs[1]["logprobs"]["data"][0].get<double>() + 5;
+  const auto expected = [&](std::vector<int> targets) {
+    std::vector<double> values;
+    for (const int target : targets) values.push_back(target < 0 ? 0 : zero - target);
+    return values;
+  };
+  EXPECT_EQ(outputs[1]["logprobs"]["data"], json(expected({5, 6, 7, 8, 9, 10})));
+  EXPECT_EQ(outputs[2]["logprobs"]["data"], json(expected({-1, 50, -1, -1, 60, 70})));
+
+  const auto refusal = [&](const json& tensor, const char* name = "target_tokens") {
+    json wrong = ApiClient::work(run, 2, {1, 2, 3});
+    json& inputs = wrong["forward_backward_input"]["data"][0]["loss_fn_inputs"];
+    if (std::string(name) != "target_tokens")
+      inputs["target_tokens"] = {{"data", {1, 2, 3}}, {"dtype", "int64"}, {"shape", {3, 1}}};
+    inputs[name] = tensor;
+    const json answer = caller.post("forward_backward", wrong);
+    EXPECT_EQ(caller.status, 400) << answer;
+    return answer.value("detail", "");
+  };
+  EXPECT_THAT(refusal({{"data", {1, 2, 3, 4}}, {"dtype", "int64"}, {"shape", {2, 2}}}),
+              HasSubstr("datum 0: input target_tokens is a matrix: expected the shape [3, 1 to"));
+  EXPECT_THAT(refusal({{"data", {1, 2}}, {"dtype", "int64"}, {"shape", {3, 2}}}),
+              HasSubstr("which its shape does not have"));
+  EXPECT_THAT(refusal({{"data", {1, 2}},
+                       {"dtype", "int64"},
+                       {"shape", {3, 2}},
+                       {"sparse_crow_indices", {0, 2, 1, 2}},
+                       {"sparse_col_indices", {0, 1}}}),
+              HasSubstr("is no CSR matrix of 3 rows and 2 values"));
+  EXPECT_THAT(refusal({{"data", {1, 2}},
+                       {"dtype", "int64"},
+                       {"shape", {3, 2}},
+                       {"sparse_crow_indices", {0, 2, 2, 2}},
+                       {"sparse_col_indices", {1, 0}}}),
+              HasSubstr("row 0 has column 0"));
+  EXPECT_THAT(refusal({{"data", {1, 1, 1}}, {"dtype", "float32"}}, "weights"),
+              HasSubstr("weights has another shape than target_tokens"));
 }
 
 TEST(Tinker, TellsOldClientsResultsAsJson) {
@@ -275,12 +390,19 @@ TEST(Tinker, CountsTokensAndRequestsOfTraining) {
   ApiClient caller(served.port());
   const std::string session = caller.session();
   const std::string run = caller.create_model(session).at("model_id");
-  caller.post("forward_backward", ApiClient::work(run, 1, {1, 2, 3, 4, 5}));
-  EXPECT_EQ(caller.status, 200);
-  const std::string refused = caller.raw("POST", "optim_step", ApiClient::step(run, 2).dump());
+  caller.wait(caller.post("forward_backward", ApiClient::work(run, 1, {1, 2, 3, 4, 5})));
+  const json sample{{"base_model", "base"},
+                    {"num_samples", 1},
+                    {"prompt", {{"chunks", {{{"type", "encoded_text"}, {"tokens", {4}}}}}}},
+                    {"sampling_params", {{"max_tokens", 1}}}};
+  const std::string refused = caller.raw("POST", "asample", sample.dump());
   EXPECT_EQ(status_of(refused), 429);
   EXPECT_THAT(refused, HasSubstr("4 tokens a minute"));
   EXPECT_THAT(refused, HasSubstr("x-ratelimit-remaining-requests: 1"));
+  EXPECT_TRUE(caller.wait(caller.post("optim_step", ApiClient::step(run, 2))).contains("metrics"))
+      << "a step takes no token";
+  EXPECT_THAT(caller.raw("POST", "optim_step", ApiClient::step(run, 3).dump()),
+              HasSubstr("3 requests a minute"));
   caller.post("session_heartbeat", {{"session_id", session}});
   EXPECT_EQ(caller.status, 200) << "beats and polls cost nothing";
 }

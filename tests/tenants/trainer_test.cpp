@@ -257,5 +257,86 @@ TEST_F(TenantsTest, WrongWorkIsRefusedByItselfAndNamed) {
             "nothing to train: expected one of train_attn, train_mlp, train_unembed");
 }
 
+/// Work that gives datums other targets, and their weights by `weight_of` the target.
+Work with_targets(Work work, std::size_t datum, std::vector<std::int64_t> targets, float weight) {
+  work.data = {work.data[datum]};
+  work.data[0].inputs["weights"].assign(targets.size(), weight);
+  work.data[0].target_tokens = std::move(targets);
+  return work;
+}
+
+TEST_F(TenantsTest, SoftTargetsAreTheSumOfTheirHardTargets) {
+  for (const bool deterministic : {false, true}) {
+    place(false, at::kDouble);
+    Trainer trainer(base_, {.pass_tokens = 40, .deterministic = deterministic});
+    const SetId soft_set = trainer.create(options(2)), hard_set = trainer.create(options(2)),
+                other = trainer.create(options(1));
+    const std::size_t length = work(soft_set, 0).data[1].tokens.size();
+    const auto targets = [&](int k) {
+      std::vector<std::int64_t> tokens;
+      for (std::size_t t = 0; t < length; ++t)
+        tokens.push_back(static_cast<std::int64_t>(t * t + 13 * static_cast<std::size_t>(k)) % 97);
+      return tokens;
+    };
+    constexpr float kWeights[] = {0.7F, -0.2F, 0.5F};
+    // The second target is left out of every third place, as CSR matrices may do.
+    const auto has = [](std::size_t t, int k) { return k != 1 || t % 3 != 0; };
+    Work soft = with_targets(work(soft_set, 0), 1, {}, 0);
+    Datum& datum = soft.data[0];
+    datum.target_width = 5;
+    for (std::size_t t = 0; t < length; ++t) {
+      for (int k = 0; k < 3; ++k) {
+        if (!has(t, k)) continue;
+        datum.target_tokens.push_back(targets(k)[t]);
+        datum.target_cells.push_back(static_cast<std::int64_t>(5 * t) + k);
+        datum.inputs["weights"].push_back(kWeights[k]);
+      }
+    }
+    std::vector<Work> works = {soft, work(other, 3)};
+    const std::vector<WorkResult> together = trainer.forward_backward(works);
+    ASSERT_EQ(together[0].error, "");
+    double sum = 0;
+    std::vector<std::vector<float>> hard;
+    for (int k = 0; k < 3; ++k) {
+      Work one = with_targets(work(hard_set, 0), 1, targets(k), kWeights[k]);
+      for (std::size_t t = 0; t < length; ++t)
+        if (!has(t, k)) one.data[0].inputs["weights"][t] = 0;
+      const WorkResult result = trainer.forward_backward({&one, 1})[0];
+      sum += result.metrics.at("loss:sum");
+      hard.push_back(result.data[0].logprobs);
+    }
+    EXPECT_NEAR(together[0].metrics.at("loss:sum"), sum, 1e-9);
+    for (std::size_t r = 0; r < datum.target_cells.size(); ++r) {
+      const auto place = static_cast<std::size_t>(datum.target_cells[r]);
+      EXPECT_NEAR(together[0].data[0].logprobs[r], hard[place % 5][place / 5], 1e-6);
+    }
+    // The same gradients: the same norm, and the same log-probabilities after a step.
+    const AdamParams step{.lr = 1e-2};
+    EXPECT_NEAR(trainer.optim_step(soft_set, step).grad_norm,
+                trainer.optim_step(hard_set, step).grad_norm, 1e-9);
+    std::vector<Work> after = {work(soft_set, 5), work(hard_set, 5)};
+    const std::vector<WorkResult> results = trainer.forward_backward(after);
+    EXPECT_NEAR(results[0].metrics.at("loss:sum"), results[1].metrics.at("loss:sum"), 1e-6);
+  }
+}
+
+TEST_F(TenantsTest, SoftTargetsAreForCrossEntropyAndInTheirOrder) {
+  place(false);
+  Trainer trainer(base_, {});
+  Work one = with_targets(work(trainer.create(options(0)), 0), 0, {1, 2}, 1);
+  one.data[0].target_width = 2;
+  one.data[0].target_cells = {0, 1};
+  EXPECT_EQ(trainer.forward_backward({&one, 1})[0].error, "");
+  Work wrong = one;
+  wrong.data[0].target_cells = {1, 1};
+  EXPECT_NE(trainer.forward_backward({&wrong, 1})[0].error.find("target cell 1 after 1"),
+            std::string::npos);
+  wrong = one;
+  wrong.loss_fn = "importance_sampling";
+  wrong.data[0].inputs = {{"logprobs", {0, 0}}, {"advantages", {1, 1}}};
+  EXPECT_NE(trainer.forward_backward({&wrong, 1})[0].error.find("takes one target a token"),
+            std::string::npos);
+}
+
 }  // namespace
 }  // namespace heddle::tenants

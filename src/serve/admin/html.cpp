@@ -91,11 +91,10 @@ std::string content_of(const Json& state) {
                               {"steps", "steps"},     {"tokens", "tokens"},
                               {"state", "state"},     {"next", "next_seq"},
                               {"waiting", "waiting"}, {"loss of a token, by step", "loss"}};
-  constexpr Column kTenants[] = {{"tenant", "tenant"},
-                                 {"requests", "requests"},
-                                 {"tokens", "tokens"},
-                                 {"answers under way", "answers_under_way"},
-                                 {"refused", "refused"}};
+  constexpr Column kTenants[] = {
+      {"tenant", "tenant"},  {"requests", "requests"},   {"tokens trained", "trained"},
+      {"read", "read"},      {"generated", "generated"}, {"answers under way", "answers_under_way"},
+      {"refused", "refused"}};
   constexpr Column kAdapters[] = {{"name", ""}};
   constexpr Column kCheckpoints[] = {{"path", "path"},     {"tenant", "tenant"},
                                      {"bytes", "bytes"},   {"created", "created"},

@@ -12,7 +12,7 @@ constexpr std::int64_t kMostRows = 200;    ///< Rows of a table, the newest.
 
 std::int64_t State::tokens() const {
   std::int64_t sum = 0;
-  for (const Quotas::Use& use : sources_.quotas.uses()) sum += use.tokens;
+  for (const Quotas::Use& use : sources_.quotas.uses()) sum += use.tokens();
   return sum;
 }
 
@@ -98,7 +98,10 @@ Json State::json() const {
   for (const Quotas::Use& use : sources_.quotas.uses())
     tenants.push_back({{"tenant", use.tenant},
                        {"requests", use.requests},
-                       {"tokens", use.tokens},
+                       {"tokens", use.tokens()},
+                       {"trained", use.trained},
+                       {"read", use.read},
+                       {"generated", use.generated},
                        {"answers_under_way", use.concurrent},
                        {"refused", use.refused}});
   return {{"time", as_utc(now_s())},

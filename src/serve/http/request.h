@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -50,8 +51,16 @@ struct Caller {
 /// Use that a request makes of its tenant's quotas. Its calls may come from any thread.
 class Meter {
  public:
+  /// kRead: tokens of prompts, and of passes that train nothing.
+  enum class Tokens { kTrained, kRead, kGenerated };
   virtual ~Meter() = default;
-  virtual void add_tokens(std::int64_t count) = 0;
+  virtual void add_tokens(Tokens kind, std::int64_t count) = 0;
+  /// Why work that takes tokens has to wait; nothing if it need not.
+  struct Wait {
+    double seconds;
+    std::string reason;
+  };
+  virtual std::optional<Wait> wait() = 0;
   /// The request's work has ended: before its answer is sent, as the client may ask again at once.
   /// The last holder's end says so too.
   virtual void finish() = 0;

@@ -18,7 +18,8 @@ using Handler = std::function<void(Request&&, Responder)>;
 /// The JSON text of an error answer, as the API of the route words them.
 using ErrorBody = std::function<std::string(int status, const std::string& message)>;
 
-/// How a route counts against its caller's quotas.
+/// How a route counts against its caller's quotas. Only kGeneration is refused where no tokens are
+/// left: other work waits for them by Meter::wait().
 enum class Cost { kNone, kRequest, kGeneration };
 
 /// A request that quotas have let in.

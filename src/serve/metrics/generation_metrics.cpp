@@ -34,6 +34,10 @@ GenerationMetrics::GenerationMetrics(Registry& registry, std::string model_name)
                              kBetweenTokens);
   registry.declare_histogram("vllm:e2e_request_latency_seconds",
                              "From a request's arrival to its end.", kRequest);
+  registry.declare_histogram("vllm:request_queue_time_seconds",
+                             "From a request's arrival to its start.", kRequest);
+  registry.declare_histogram("vllm:request_prefill_time_seconds",
+                             "From a request's start to its first token.", kRequest);
   registry.declare_histogram("vllm:request_decode_time_seconds",
                              "From a request's first token to its end.", kRequest);
 }
@@ -64,6 +68,11 @@ void GenerationMetrics::answered(std::int64_t prompt_tokens, std::int64_t tokens
 void GenerationMetrics::cached(std::int64_t prompt_tokens, std::int64_t cached_tokens) {
   registry_.add("vllm:prefix_cache_queries_total", labels_, static_cast<double>(prompt_tokens));
   registry_.add("vllm:prefix_cache_hits_total", labels_, static_cast<double>(cached_tokens));
+}
+
+void GenerationMetrics::begun(double queue_s, double prompt_s) {
+  registry_.observe("vllm:request_queue_time_seconds", labels_, queue_s);
+  registry_.observe("vllm:request_prefill_time_seconds", labels_, prompt_s);
 }
 
 void GenerationMetrics::ended(const std::string& reason) {

@@ -18,6 +18,8 @@ class GenerationMetrics {
   void answered(std::int64_t prompt_tokens, std::int64_t tokens, double seconds);
   /// Tokens of a prompt that were found in a kept state.
   void cached(std::int64_t prompt_tokens, std::int64_t cached_tokens);
+  /// Times of a request up to its first token, as GenerationResult has them.
+  void begun(double queue_s, double prompt_s);
   /// `reason`: as of Request::ended().
   void ended(const std::string& reason);
 

@@ -43,6 +43,9 @@ class Backend {
   virtual tenants::SetId load(const std::filesystem::path& directory, bool with_optimizer) = 0;
   /// The set's weights as they are now, which no later step changes.
   virtual std::shared_ptr<const adapters::LoraSet> snapshot(tenants::SetId set) = 0;
+  /// Writes such weights as a directory that load_snapshot() reads.
+  virtual void save_snapshot(const std::shared_ptr<const adapters::LoraSet>& weights,
+                             const std::filesystem::path& directory) = 0;
   /// The weights of a directory that save() wrote, or of a PEFT adapter.
   virtual std::shared_ptr<const adapters::LoraSet> load_snapshot(
       const std::filesystem::path& directory) = 0;

@@ -99,6 +99,10 @@ class EngineBackend final : public Backend {
   std::shared_ptr<const adapters::LoraSet> snapshot(tenants::SetId set) override {
     return trainer_.snapshot(set);
   }
+  void save_snapshot(const std::shared_ptr<const adapters::LoraSet>& weights,
+                     const std::filesystem::path& directory) override {
+    trainer_.save_snapshot(*weights, directory);
+  }
   std::shared_ptr<const adapters::LoraSet> load_snapshot(
       const std::filesystem::path& directory) override {
     return trainer_.load_snapshot(directory);
@@ -153,7 +157,13 @@ class EngineBackend final : public Backend {
   ModelQueue queue() const override {
     const auto [waiting, running] = engine_.queued();
     const auto free = static_cast<double>(engine_.free_memory().second);
-    return {waiting, running, 0, 1 - free / static_cast<double>(pages_)};
+    ModelQueue queue{waiting, running, 0, 1 - free / static_cast<double>(pages_)};
+    queue.interruptions = engine_.scheduler().interruptions();
+    engine_.scheduler().visit([&queue](const rollout::Sequence& sequence, bool runs) {
+      const std::string& name = sequence.request->adapter->name;
+      if (!name.empty()) (runs ? queue.running_adapters : queue.waiting_adapters).insert(name);
+    });
+    return queue;
   }
 
  private:
@@ -181,9 +191,12 @@ class EngineBackend final : public Backend {
     request.stop_strings = generation.stop_strings;
     request.min_tokens = generation.min_tokens;
     request.ignore_eos = generation.ignore_eos;
+    request.skip_special_tokens = generation.skip_special_tokens;
+    request.priority = generation.priority;
     request.top_logprobs = generation.top_logprobs;
     request.prompt_logprobs = generation.prompt_logprobs;
     request.prompt_targets = generation.prompt_targets;
+    request.prompt_draws = generation.prompt_draws;
     request.keep_state = generation.keep_state;
     auto adapter = std::make_shared<rollout::Adapter>();
     if (generation.weights != nullptr)
@@ -205,7 +218,10 @@ class EngineBackend final : public Backend {
       open.result.prompt_logprobs = completion.prompt_logprobs;
       open.result.prompt_top = as_told(completion.prompt_top_logprobs);
       open.result.prompt_target_logprobs = completion.prompt_target_logprobs;
+      open.result.prompt_draws = as_told(completion.prompt_draws);
       open.result.cached_tokens = completion.cached_tokens;
+      open.result.queue_s = completion.queue_s;
+      open.result.prompt_s = completion.prompt_s;
     }
     --open.left;
   }

@@ -36,10 +36,13 @@ struct Generation {
   std::vector<std::string> stop_strings;  ///< Cut from the text where the first of them begins.
   std::int64_t min_tokens = 0;            ///< No stop id is drawn before so many.
   bool ignore_eos = false;
+  bool skip_special_tokens = true;              ///< False: the text has them too.
+  std::int64_t priority = 0;                    ///< Lower numbers start first.
   std::int64_t top_logprobs = 0;                ///< Alternatives told of each drawn token.
   std::optional<std::int64_t> prompt_logprobs;  ///< For the prompt's tokens, with so many others.
   /// See rollout::Request::prompt_targets.
   std::vector<std::vector<std::int32_t>> prompt_targets;
+  std::int64_t prompt_draws = 0;                  ///< See rollout::Request::prompt_draws.
   bool keep_state = false;                        ///< A later prompt may go on from this one.
   std::shared_ptr<const SamplerWeights> weights;  ///< Null: the base model.
 };
@@ -64,7 +67,7 @@ struct GeneratedSequence {
   std::vector<std::int32_t> ids;
   std::vector<double> logprobs;                ///< [ids], of the model's own distribution.
   std::vector<std::vector<TokenLogprob>> top;  ///< [ids], if asked for.
-  std::string text;                            ///< Without special tokens.
+  std::string text;                            ///< Without the stop id.
   GenerationEnd end = GenerationEnd::kLength;
 };
 
@@ -73,7 +76,10 @@ struct GenerationResult {
   std::vector<double> prompt_logprobs;                ///< [prompt] if asked for; the first is NaN.
   std::vector<std::vector<TokenLogprob>> prompt_top;  ///< [prompt]; the first is empty.
   std::vector<std::vector<double>> prompt_target_logprobs;
+  std::vector<std::vector<TokenLogprob>> prompt_draws;
   std::int64_t cached_tokens = 0;  ///< Prompt tokens found in a kept state.
+  double queue_s = 0;              ///< From its arrival to its start.
+  double prompt_s = 0;             ///< From its start to its first token.
 };
 
 /// Told on the model's thread, which must not be kept.

@@ -8,6 +8,12 @@
 
 namespace heddle::serve {
 
+namespace {
+
+constexpr double kTokenTime_s = 0.1;  ///< Far more than any device needs for a token.
+
+}  // namespace
+
 ModelThread::ModelThread(std::unique_ptr<Backend> backend, Observer observer)
     : backend_(std::move(backend)),
       observer_(std::move(observer)),
@@ -23,12 +29,31 @@ ModelThread::~ModelThread() {
   thread_.join();
 }
 
-void ModelThread::run(std::function<void(Backend&)> job) {
+void ModelThread::run(std::function<void(Backend&)> job, std::int64_t tokens) {
   {
     const std::lock_guard lock(mutex_);
-    jobs_.push_back(std::move(job));
+    jobs_.push_back({std::move(job), tokens});
   }
   changed_.notify_one();
+}
+
+void ModelThread::begin_turn(std::int64_t tokens) {
+  const std::lock_guard lock(mutex_);
+  turn_ = Turn{std::chrono::steady_clock::now(), tokens};
+}
+
+void ModelThread::end_turn() {
+  const std::lock_guard lock(mutex_);
+  turn_.reset();
+}
+
+std::optional<double> ModelThread::overdue(double turn_s,
+                                           std::chrono::steady_clock::time_point now) const {
+  const std::lock_guard lock(mutex_);
+  if (!turn_) return std::nullopt;
+  const double taken_s = std::chrono::duration<double>(now - turn_->begun).count();
+  if (taken_s <= turn_s + kTokenTime_s * static_cast<double>(turn_->tokens)) return std::nullopt;
+  return taken_s;
 }
 
 void ModelThread::give(std::function<void()> work) {
@@ -67,15 +92,23 @@ void ModelThread::loop() {
     });
     if (is_ending_) break;
     const auto requests = std::exchange(requests_, {});
-    std::function<void(Backend&)> job;
+    Job job;
     if (!jobs_.empty()) {
       job = std::move(jobs_.front());
       jobs_.pop_front();
     }
     lock.unlock();
     for (const auto& request : requests) request();
-    if (job) job(*backend_);
-    if (backend_->is_generating()) step();
+    if (job.work) {
+      begin_turn(job.tokens);
+      job.work(*backend_);
+      end_turn();
+    }
+    if (backend_->is_generating()) {
+      begin_turn(0);
+      step();
+      end_turn();
+    }
     if (observer_) observe();
     lock.lock();
   }

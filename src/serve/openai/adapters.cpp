@@ -55,8 +55,8 @@ void load_adapter(Service& service, const std::string& name, const fs::path& fol
   });
 }
 
-void answer_load_adapter(Service& service, const AdapterRoot& root, const Request& request,
-                         const Responder& responder) {
+void answer_load_adapter(Service& service, const AdapterRoot& root, const AuditNote& note,
+                         const Request& request, const Responder& responder) {
   Fields fields = Fields::parse(request.body);
   const std::string name = fields.text("lora_name").value_or("");
   const std::string path = fields.text("lora_path").value_or("");
@@ -74,21 +74,26 @@ void answer_load_adapter(Service& service, const AdapterRoot& root, const Reques
   const fs::path folder = top / path;
   if (!top.empty() && !is_below(folder, top))
     throw_field("lora_path", "leads out of the folder that this key may read");
-  load_adapter(service, name, folder, [responder, name](const std::string& error) {
-    if (error.empty()) {
-      responder.answer(200, fmt::format("Success: LoRA adapter '{}' added successfully.", name),
+  load_adapter(service, name, folder,
+               [responder, name, note, caller = request.caller](const std::string& error) {
+                 if (error.empty()) {
+                   if (note) note(caller, "adapter_load", name);
+                   responder.answer(
+                       200, fmt::format("Success: LoRA adapter '{}' added successfully.", name),
                        "text/plain; charset=utf-8");
-    } else {
-      // The reason holds paths of this host, which are in its log.
-      responder.answer(400, dump(error_object(400,
+                 } else {
+                   // The reason holds paths of this host, which are in its log.
+                   responder.answer(
+                       400, dump(error_object(400,
                                               "the adapter could not be loaded; the server's log "
                                               "has the reason",
                                               "lora_path")));
-    }
-  });
+                 }
+               });
 }
 
-void answer_unload_adapter(Service& service, const Request& request, const Responder& responder) {
+void answer_unload_adapter(Service& service, const AuditNote& note, const Request& request,
+                           const Responder& responder) {
   Fields fields = Fields::parse(request.body);
   const std::string name = fields.text("lora_name").value_or("");
   fields.only("lora_int_id", nullptr, "adapters are named by 'lora_name'");
@@ -97,6 +102,7 @@ void answer_unload_adapter(Service& service, const Request& request, const Respo
     throw ApiError(404, fmt::format("The LoRA adapter '{}' is not loaded", name), "lora_name",
                    "model_not_found");
   }
+  if (note) note(request.caller, "adapter_unload", name);
   responder.answer(200, fmt::format("Success: LoRA adapter '{}' removed successfully.", name),
                    "text/plain; charset=utf-8");
 }

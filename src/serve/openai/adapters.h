@@ -17,9 +17,14 @@ using AdapterRoot = std::function<std::filesystem::path(const Caller&)>;
 void load_adapter(Service& service, const std::string& name, const std::filesystem::path& folder,
                   std::function<void(const std::string& error)> done);
 
-/// POST /v1/load_lora_adapter and /v1/unload_lora_adapter, as vLLM has them.
-void answer_load_adapter(Service& service, const AdapterRoot& root, const Request& request,
-                         const Responder& responder);
-void answer_unload_adapter(Service& service, const Request& request, const Responder& responder);
+/// Told, from any thread, who did what to an adapter: "adapter_load" or "adapter_unload".
+using AuditNote =
+    std::function<void(const Caller&, const std::string& event, const std::string& adapter)>;
+
+/// POST /v1/load_lora_adapter and /v1/unload_lora_adapter, as vLLM has them. `note` may be empty.
+void answer_load_adapter(Service& service, const AdapterRoot& root, const AuditNote& note,
+                         const Request& request, const Responder& responder);
+void answer_unload_adapter(Service& service, const AuditNote& note, const Request& request,
+                           const Responder& responder);
 
 }  // namespace heddle::serve::openai

@@ -4,6 +4,7 @@
 
 #include "serve/openai/chat.h"
 #include "serve/openai/completions.h"
+#include "serve/openai/generate.h"
 #include "serve/openai/tokens.h"
 
 namespace heddle::serve::openai {
@@ -15,7 +16,6 @@ std::vector<Route> routes(Service& service, const ApiOptions& options) {
     Route route{method, pattern, answering(std::move(handler)), error_body, scope};
     // Long prompts are rendered and tokenised there.
     route.on_worker = route.method == "POST";
-    if (std::string(pattern).ends_with("completions")) route.cost = Cost::kGeneration;
     routes.push_back(std::move(route));
   };
   using Answer = void (*)(Service&, const Request&, const Responder&);
@@ -26,6 +26,8 @@ std::vector<Route> routes(Service& service, const ApiOptions& options) {
   };
   add("POST", "/v1/chat/completions", "sample", with(answer_chat));
   add("POST", "/v1/completions", "sample", with(answer_completion));
+  add("POST", "/inference/v1/generate", "sample", with(answer_generate));
+  for (Route& route : routes) route.cost = Cost::kGeneration;
   add("POST", "/tokenize", "sample", with(answer_tokenize));
   add("POST", "/detokenize", "sample", with(answer_detokenize));
   add("GET", "/v1/models", "sample", [&service](const Request&, const Responder& responder) {
@@ -37,10 +39,13 @@ std::vector<Route> routes(Service& service, const ApiOptions& options) {
         responder.answer(200, dump(service.models.describe(request.parameters.at("name"))));
       });
   add("POST", "/v1/load_lora_adapter", "admin",
-      [&service, root = options.adapter_root](const Request& request, const Responder& responder) {
-        answer_load_adapter(service, root, request, responder);
+      [&service, options](const Request& request, const Responder& responder) {
+        answer_load_adapter(service, options.adapter_root, options.note, request, responder);
       });
-  add("POST", "/v1/unload_lora_adapter", "admin", with(answer_unload_adapter));
+  add("POST", "/v1/unload_lora_adapter", "admin",
+      [&service, options](const Request& request, const Responder& responder) {
+        answer_unload_adapter(service, options.note, request, responder);
+      });
   const auto add_public = [&](const char* pattern, Handler handler) {
     add("GET", pattern, "", std::move(handler));
     routes.back().is_public = true;

@@ -12,6 +12,7 @@ namespace heddle::serve::openai {
 struct ApiOptions {
   std::string version;  ///< The program's, for /version.
   AdapterRoot adapter_root;
+  AuditNote note = {};
 };
 
 /// The routes of the inference API that OpenAI's clients speak, with vLLM's additions. `service`

@@ -213,7 +213,7 @@ ConversationPrompt take_prompt(Service& service, Fields& fields) {
 
 void answer_chat(Service& service, const Request& request, const Responder& responder) {
   Fields fields = Fields::parse(request.body);
-  Sampling sampling = take_sampling(fields, service.facts());
+  Sampling sampling = take_sampling(fields, service.facts(), request.caller);
   sampling.generation.weights = service.models.weights_of(sampling.model, request.caller);
   if (const auto most = fields.integer("max_completion_tokens", 1, service.facts().max_context))
     sampling.max_tokens = most;

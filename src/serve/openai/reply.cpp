@@ -25,7 +25,7 @@ void Reply::start(std::vector<Generation> generations) {
   for (const Generation& generation : generations_) {
     metrics_.push_back(std::make_unique<GenerationMetrics::Request>(service_.metrics,
                                                                     std::ssize(generation.prompt)));
-    if (meter_) meter_->add_tokens(std::ssize(generation.prompt));
+    if (meter_) meter_->add_tokens(Meter::Tokens::kRead, std::ssize(generation.prompt));
   }
   std::vector<GenerationId> ids;
   for (std::size_t i = 0; i < generations_.size(); ++i) {
@@ -46,7 +46,7 @@ void Reply::start(std::vector<Generation> generations) {
 
 void Reply::on_token(std::size_t index, const GeneratedToken& token) {
   metrics_[index]->token();
-  if (meter_) meter_->add_tokens(1);
+  if (meter_) meter_->add_tokens(Meter::Tokens::kGenerated, 1);
   if (!sampling_.streams || has_failed_) return;
   begin_stream();
   const std::size_t choice = index * static_cast<std::size_t>(sampling_.generation.samples) +
@@ -58,6 +58,7 @@ void Reply::on_done(std::size_t index, GenerationResult&& result) {
   for (const GeneratedSequence& answer : result.samples)
     metrics_[index]->ended(answer.end == GenerationEnd::kStop ? "stop" : "length");
   service_.metrics.cached(std::ssize(generations_[index].prompt), result.cached_tokens);
+  service_.metrics.begun(result.queue_s, result.prompt_s);
   results_[index] = std::move(result);
   if (++done_ == generations_.size() && !has_failed_) finish();
 }
@@ -160,7 +161,8 @@ std::string Reply::stop_string_of(std::size_t choice, const GeneratedSequence& a
   if (answer.end != GenerationEnd::kStop || stops.empty()) return "";
   std::vector<std::int32_t> ids = answer.ids;
   std::erase_if(ids, [&](std::int32_t id) { return id >= service_.tokenizer->vocab_size(); });
-  const std::string text = service_.tokenizer->decode(ids, /*skip_special_tokens=*/true);
+  const std::string text =
+      service_.tokenizer->decode(ids, generation_of(choice).skip_special_tokens);
   if (text.size() <= answer.text.size()) return "";
   const std::string_view rest = std::string_view(text).substr(answer.text.size());
   for (const std::string& stop : stops) {

@@ -36,6 +36,8 @@ class Reply : public std::enable_shared_from_this<Reply> {
   virtual std::vector<Json> last_pieces(std::size_t choice, const GeneratedSequence& answer) = 0;
   virtual Json whole(std::size_t choice, const GeneratedSequence& answer,
                      const GenerationResult& result) = 0;
+  /// Object of an answer or a chunk, without choices.
+  virtual Json envelope(const char* object) const;
 
   const Generation& generation_of(std::size_t choice) const {
     return generations_[choice / static_cast<std::size_t>(sampling_.generation.samples)];
@@ -61,7 +63,6 @@ class Reply : public std::enable_shared_from_this<Reply> {
   void finish();
   void begin_stream();
   void send_piece(Json choice);
-  Json envelope(const char* object) const;
   Json usage() const;
 
   void end_metering();

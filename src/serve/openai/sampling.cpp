@@ -12,6 +12,7 @@ namespace {
 constexpr std::int64_t kAny = std::numeric_limits<std::int64_t>::max();
 constexpr std::int64_t kMostLogprobs = 20;
 constexpr std::size_t kMostStops = 16;
+constexpr std::int64_t kMostPriority = std::numeric_limits<std::int32_t>::max();
 
 std::uint64_t random_seed() {
   std::random_device device;
@@ -79,7 +80,7 @@ void take_stream(Fields& fields, Sampling& sampling) {
 
 }  // namespace
 
-Sampling take_sampling(Fields& fields, const ModelFacts& facts) {
+Sampling take_sampling(Fields& fields, const ModelFacts& facts, const Caller& caller) {
   Sampling sampling;
   sampling.model = fields.text("model").value_or(facts.name);
   Generation& generation = sampling.generation;
@@ -94,9 +95,12 @@ Sampling take_sampling(Fields& fields, const ModelFacts& facts) {
   sampling.returns_token_ids = fields.boolean("return_token_ids").value_or(false);
   sampling.shows_tokens_as_ids = fields.boolean("return_tokens_as_token_ids").value_or(false);
   sampling.truncate_prompt_tokens = fields.integer("truncate_prompt_tokens", 1, kAny);
-  fields.only("skip_special_tokens", true, "ask for 'return_token_ids' and decode them");
+  generation.skip_special_tokens = fields.boolean("skip_special_tokens").value_or(true);
   fields.only("spaces_between_special_tokens", true, "leave it out");
-  fields.only("priority", 0, "requests are served in the order they come");
+  generation.priority = fields.integer("priority", -kMostPriority, kMostPriority).value_or(0);
+  if (generation.priority < 0 && !caller.may("admin"))
+    throw_field("priority", "is {}: before others go keys with the scope admin; expected 0 or more",
+                generation.priority);
   fields.only("service_tier", "auto", "leave it out");
   // Notes that clients keep for themselves.
   fields.pass_over({"user", "metadata", "store", "safety_identifier", "prompt_cache_key"});

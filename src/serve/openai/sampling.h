@@ -23,7 +23,8 @@ struct Sampling {
 };
 
 /// Takes the fields of both APIs and the extensions of vLLM. Throws ApiError that names the field.
-Sampling take_sampling(Fields& fields, const ModelFacts& facts);
+/// `caller`: who may go before others needs the scope admin.
+Sampling take_sampling(Fields& fields, const ModelFacts& facts, const Caller& caller);
 
 /// The generation of one prompt, which is cut if the request says so. Throws ApiError for one that
 /// is empty or longer than the model's context allows; `usual_max_tokens`: where the request names

@@ -12,9 +12,12 @@
 #include <array>
 #include <cerrno>
 #include <chrono>
+#include <cstdio>
 #include <cstring>
 
 #include "base/errors.h"
+#include "base/quote.h"
+#include "serve/http/request.h"
 
 namespace heddle::serve {
 namespace {
@@ -53,6 +56,14 @@ CREATE TABLE IF NOT EXISTS request(
 CREATE UNIQUE INDEX IF NOT EXISTS request_place ON request(owner, seq) WHERE seq >= 0;
 CREATE INDEX IF NOT EXISTS request_finished ON request(finished) WHERE finished IS NOT NULL;
 CREATE INDEX IF NOT EXISTS run_session ON run(session);
+CREATE TABLE IF NOT EXISTS usage(
+  day TEXT NOT NULL, tenant TEXT NOT NULL, requests INTEGER NOT NULL, refused INTEGER NOT NULL,
+  trained INTEGER NOT NULL, read INTEGER NOT NULL, generated INTEGER NOT NULL,
+  PRIMARY KEY(day, tenant)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS audit(
+  id INTEGER PRIMARY KEY, time REAL NOT NULL, tenant TEXT NOT NULL, key_prefix TEXT NOT NULL,
+  event TEXT NOT NULL, object TEXT NOT NULL);
+CREATE INDEX IF NOT EXISTS audit_time ON audit(time);
 )";
 
 using Digest = std::array<unsigned char, SHA256_DIGEST_LENGTH>;
@@ -146,6 +157,18 @@ std::string as_utc(double seconds) {
   const auto whole = static_cast<std::time_t>(seconds);
   return fmt::format("{:%Y-%m-%dT%H:%M:%S}.{:03}Z", fmt::gmtime(whole),
                      static_cast<int>((seconds - static_cast<double>(whole)) * 1000));
+}
+
+double start_of_day(const std::string& day) {
+  int year = 0, month = 0, number = 0, read = 0;
+  const bool is_read =
+      std::sscanf(day.c_str(), "%4d-%2d-%2d%n", &year, &month, &number, &read) == 3;
+  const std::chrono::year_month_day date{std::chrono::year(year),
+                                         std::chrono::month(static_cast<unsigned>(month)),
+                                         std::chrono::day(static_cast<unsigned>(number))};
+  if (!is_read || static_cast<std::size_t>(read) != day.size() || !date.ok())
+    throw_http(422, "day {}: expected a date such as 2026-11-28", text::shown(day, 40));
+  return std::chrono::duration<double>(std::chrono::sys_days(date).time_since_epoch()).count();
 }
 
 std::string sha256_hex(const std::string& text) {

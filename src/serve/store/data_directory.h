@@ -38,6 +38,8 @@ bool is_plain_name(const std::string& name);
 double now_s();
 /// "2026-11-25T16:00:00.123Z"
 std::string as_utc(double seconds);
+/// Begin of a day (UTC) written as 2026-11-28. Throws HttpError 422.
+double start_of_day(const std::string& day);
 /// SHA-256 as hexadecimal digits.
 std::string sha256_hex(const std::string& text);
 /// HMAC with SHA-256.

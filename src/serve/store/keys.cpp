@@ -14,6 +14,8 @@ constexpr std::size_t kPrefixLength = 12;  ///< "tml-" and 32 of 256 bits
 
 }  // namespace
 
+std::string begin_of(const std::string& key) { return key.substr(0, kPrefixLength); }
+
 std::string Keys::add(const std::string& tenant, const std::string& scopes,
                       const std::map<std::string, std::int64_t>& limits,
                       std::optional<double> expires) {
@@ -30,7 +32,7 @@ std::string Keys::add(const std::string& tenant, const std::string& scopes,
             "INSERT INTO key(tenant, prefix, hash, scopes, created, limits, expires) VALUES (?, ?, "
             "?, ?, ?, ?, ?)")
       .bind(tenant)
-      .bind(key.substr(0, kPrefixLength))
+      .bind(begin_of(key))
       .bind(sha256_hex(key))
       .bind(scopes)
       .bind(now_s())

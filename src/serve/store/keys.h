@@ -12,6 +12,9 @@
 
 namespace heddle::serve {
 
+/// First characters of a key, which may be shown.
+std::string begin_of(const std::string& key);
+
 /// API keys of tenants. The database holds hashes: a key itself is shown once.
 class Keys {
  public:

@@ -1,5 +1,6 @@
 #include "serve/tinker/checkpoints.h"
 
+#include "base/files.h"
 #include "base/log.h"
 #include "base/quote.h"
 #include "base/random_hex.h"
@@ -8,6 +9,7 @@
 namespace heddle::serve::tinker {
 namespace {
 
+constexpr std::int64_t kLeastTtl_s = 3600, kMostTtl_s = std::int64_t{10} * 366 * 24 * 3600;
 constexpr const char* kColumns =
     "SELECT path, run, tenant, kind, name, created, bytes, is_public, expires, metadata, options, "
     "folder FROM checkpoint ";
@@ -60,6 +62,27 @@ nlohmann::json as_json(const tenants::SetOptions& options) {
 tenants::SetOptions set_options_of(const nlohmann::json& value) {
   return {value.at("rank"), value.at("alpha"), value.at("seed"),
           value.at("attn"), value.at("mlp"),   value.at("unembed")};
+}
+
+std::optional<double> expiry_of(const Fields& fields) {
+  const auto seconds = fields.maybe_integer("ttl_seconds");
+  if (!seconds) return std::nullopt;
+  if (*seconds < kLeastTtl_s || *seconds > kMostTtl_s)
+    fields.refuse("ttl_seconds", "3600 seconds to 10 years");
+  return now_s() + static_cast<double>(*seconds);
+}
+
+void link_folder(const std::filesystem::path& from, const std::filesystem::path& to) {
+  std::filesystem::create_directory(to);
+  for (const auto& entry : std::filesystem::directory_iterator(from)) {
+    const std::filesystem::path target = to / entry.path().filename();
+    if (entry.is_directory()) {
+      link_folder(entry.path(), target);
+    } else {
+      std::filesystem::create_hard_link(entry.path(), target);
+    }
+  }
+  files::sync_directory(to);
 }
 
 std::int64_t folder_bytes(const std::filesystem::path& folder) {

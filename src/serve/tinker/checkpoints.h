@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "serve/store/data_directory.h"
+#include "serve/tinker/fields.h"
 #include "tenants/trainer.h"
 
 namespace heddle::serve::tinker {
@@ -35,8 +36,16 @@ struct Checkpoint {
 /// Begins the names of weights that no checkpoint holds: kInMemory RUN/NUMBER.
 constexpr std::string_view kInMemory = "memory://";
 
+inline std::string unnamed_name(const std::string& run, std::int64_t number) {
+  return fmt::format("{}{}/{}", kInMemory, run, number);
+}
+
 /// The session that a run belongs to.
 inline std::string session_of(const std::string& run) { return run.substr(0, run.find(':')); }
+
+inline std::string sampler_id(const std::string& session, std::int64_t number) {
+  return fmt::format("{}:sample:{}", session, number);
+}
 
 /// "weights", "sampler_weights", "external_weights"
 const char* segment_of(Checkpoint::Kind kind);
@@ -79,6 +88,14 @@ class Checkpoints {
 
   DataDirectory& data_;
 };
+
+/// Time at which weights with the field ttl_seconds end; none where it is not given. Throws
+/// HttpError 422.
+std::optional<double> expiry_of(const Fields& fields);
+
+/// Makes a folder of the same files, which never change: no bytes are copied. Throws
+/// filesystem_error and FileError.
+void link_folder(const std::filesystem::path& from, const std::filesystem::path& to);
 
 /// Bytes of the files in a folder.
 std::int64_t folder_bytes(const std::filesystem::path& folder);

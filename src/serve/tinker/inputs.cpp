@@ -9,12 +9,15 @@
 
 #include "base/quote.h"
 #include "serve/http/request.h"
-#include "serve/store/data_directory.h"
+#include "serve/tinker/inputs_cells.h"
 
 namespace heddle::serve::tinker {
 namespace {
 
 using nlohmann::json;
+
+constexpr const char* kTargets = "target_tokens";
+constexpr std::int64_t kMostCells = 4'000'000;  ///< Of soft targets: the answer holds as many.
 
 /// A float outside of the range of an integer has no value as one.
 bool is_whole(double number) { return std::trunc(number) == number && std::abs(number) < 0x1p63; }
@@ -53,58 +56,24 @@ Tensor tensor_of(const Fields& fields) {
     }
   }
   tensor.is_sparse = fields.find("sparse_crow_indices") != nullptr;
+  if (tensor.is_sparse) {
+    tensor.crow_indices =
+        packed<std::int64_t>(fields.list("sparse_crow_indices"), fields.where() + ".crow_indices");
+    tensor.col_indices =
+        packed<std::int64_t>(fields.list("sparse_col_indices"), fields.where() + ".col_indices");
+  }
   return tensor;
 }
 
-template <class Number>
-std::vector<Number> unpacked(const std::string& bytes, const std::string& where) {
-  if (bytes.size() % sizeof(Number) != 0)
-    throw_http(400, "{} has {} bytes: expected numbers of {}", where, bytes.size(), sizeof(Number));
-  std::vector<Number> numbers(bytes.size() / sizeof(Number));
-  if (!numbers.empty()) std::memcpy(numbers.data(), bytes.data(), bytes.size());
-  return numbers;
-}
-
-std::vector<double> numbers_of(const Tensor& tensor, const std::string& where) {
-  const auto widened = [](const auto& numbers) {
-    return std::vector<double>(numbers.begin(), numbers.end());
-  };
-  switch (tensor.dtype) {
-    case DType::kFloat32:
-      return widened(unpacked<float>(tensor.values, where));
-    case DType::kInt64:
-      return widened(unpacked<std::int64_t>(tensor.values, where));
-    case DType::kInt32:
-      return widened(unpacked<std::int32_t>(tensor.values, where));
-    default:
-      throw_http(400, "{} has a dtype that is not known: expected float32 or int64", where);
+void take_targets(Cells cells, const ModelFacts& facts, const std::string& where,
+                  tenants::Datum& out) {
+  for (const double number : cells.numbers) {
+    if (!is_whole(number)) throw_http(400, "{} has {}: expected token ids", where, number);
+    check_token(static_cast<std::int64_t>(number), facts, where);
+    out.target_tokens.push_back(static_cast<std::int64_t>(number));
   }
-}
-
-/// Numbers of a tensor [tokens], or [tokens,1].
-std::vector<double> row_of(const Tensor& tensor, std::size_t tokens, const std::string& where) {
-  if (tensor.is_sparse)
-    throw_http(400,
-               "{} is a sparse matrix: several targets for a token (soft targets) are not "
-               "built, give one target a token",
-               where);
-  const auto numbers = numbers_of(tensor, where);
-  std::int64_t size = 1;
-  for (const std::int64_t extent : tensor.shape) {
-    if (extent < 0 || extent > std::numeric_limits<std::int32_t>::max())
-      throw_http(400, "{} has the size {} in its shape", where, extent);
-    size = std::min<std::int64_t>(size * extent, std::numeric_limits<std::int32_t>::max());
-  }
-  if (!tensor.shape.empty() && size != static_cast<std::int64_t>(numbers.size()))
-    throw_http(400, "{} has {} numbers, which its shape does not have", where, numbers.size());
-  if (tensor.shape.size() > 1 && numbers.size() > tokens)
-    throw_http(400,
-               "{} has several numbers for a token (soft targets): not built, give one a token",
-               where);
-  if (numbers.size() != tokens)
-    throw_http(400, "{} has {} numbers: expected one for each of the {} input tokens", where,
-               numbers.size(), tokens);
-  return numbers;
+  out.target_width = cells.width;
+  out.target_cells = std::move(cells.places);
 }
 
 tenants::Datum datum_of(const Datum& datum, std::size_t index, const ModelFacts& facts) {
@@ -117,21 +86,19 @@ tenants::Datum datum_of(const Datum& datum, std::size_t index, const ModelFacts&
                facts.max_context);
   for (const std::int32_t token : tokens) check_token(token, facts, where);
   out.tokens.assign(tokens.begin(), tokens.end());
-  for (const auto& [name, tensor] : datum.loss_fn_inputs) {
-    const std::string input = fmt::format("{}: input {}", where, text::shown(name, 60));
-    const auto numbers = row_of(tensor, tokens.size(), input);
-    if (name == "target_tokens") {
-      for (const double number : numbers) {
-        if (!is_whole(number)) throw_http(400, "{} has {}: expected token ids", input, number);
-        check_token(static_cast<std::int64_t>(number), facts, input);
-        out.target_tokens.push_back(static_cast<std::int64_t>(number));
-      }
-    } else {
-      out.inputs[name].assign(numbers.begin(), numbers.end());
-    }
-  }
-  if (out.target_tokens.empty())
+  const auto place_of = [&](const std::string& name) {
+    return fmt::format("{}: input {}", where, text::shown(name, 60));
+  };
+  const auto targets = datum.loss_fn_inputs.find(kTargets);
+  if (targets == datum.loss_fn_inputs.end())
     throw_http(400, "{} has no target_tokens: every loss needs them", where);
+  take_targets(cells_of(targets->second, tokens.size(), place_of(kTargets)), facts,
+               place_of(kTargets), out);
+  for (const auto& [name, tensor] : datum.loss_fn_inputs) {
+    if (name == kTargets) continue;
+    out.inputs[name] =
+        at_cells(cells_of(tensor, tokens.size(), place_of(name)), out, place_of(name));
+  }
   return out;
 }
 
@@ -184,14 +151,22 @@ tenants::Work work_of(const ForwardBackwardRequest& request, const ModelFacts& f
   work.loss_fn = request.loss_fn;
   work.config = request.numbers;
   work.forward_only = request.forward_only;
-  for (std::size_t i = 0; i < request.data.size(); ++i)
+  std::int64_t cells = 0;
+  for (std::size_t i = 0; i < request.data.size(); ++i) {
     work.data.push_back(datum_of(request.data[i], i, facts));
+    cells += std::ssize(work.data[i].tokens) * work.data[i].target_width;
+    if (cells > kMostCells)
+      throw_http(400,
+                 "target_tokens of datums 0 to {} are matrices of {} cells: at most {} in one "
+                 "request",
+                 i, cells, kMostCells);
+  }
   return work;
 }
 
 tenants::AdamParams read_adam(const Fields& fields) {
   if (fields.find("optimizer_params") != nullptr)
-    throw_http(400, "optimizer {} is not built: expected adam_params",
+    throw_http(400, "optimizer {} is not built, as its rule is not published: expected adam_params",
                text::shown(fields.object("optimizer_params").text("type", ""), 40));
   const Fields params = fields.object("adam_params");
   tenants::AdamParams adam;

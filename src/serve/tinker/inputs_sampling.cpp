@@ -17,8 +17,6 @@ constexpr std::int64_t kMostTopk = 64;
 constexpr float kEmptyCell = -99999.0F;
 
 void refuse_unbuilt(const Fields& fields) {
-  if (fields.integer("prompt_alt_tokens_k", 0) != 0)
-    throw HttpError(400, "field prompt_alt_tokens_k is not built: leave it out");
   if (fields.boolean("record_stability_info", false))
     throw HttpError(400,
                     "field record_stability_info serves the loss stable_reinforce, which is "
@@ -61,6 +59,25 @@ TopkLogprobs topk_of(const std::vector<std::vector<TokenLogprob>>& rows, std::in
       out.logprobs.push_back(i < row.size() ? static_cast<float>(row[i].logprob) : kEmptyCell);
     }
   }
+  return out;
+}
+
+PromptAltTokens alternatives_of(const std::vector<std::vector<TokenLogprob>>& draws,
+                                const Generation& asked) {
+  std::vector<std::int64_t> ids;
+  std::vector<float> logprobs;
+  for (const auto& row : draws) {
+    for (const TokenLogprob& draw : row) {
+      ids.push_back(draw.id);
+      logprobs.push_back(static_cast<float>(draw.logprob));
+    }
+  }
+  PromptAltTokens out;
+  out.tokens.dtype = DType::kInt64;
+  out.tokens.values = as_bytes(ids);
+  out.logprobs.dtype = DType::kFloat32;
+  out.logprobs.values = as_bytes(logprobs);
+  out.tokens.shape = out.logprobs.shape = {std::ssize(asked.prompt) - 1, asked.prompt_draws};
   return out;
 }
 
@@ -117,6 +134,9 @@ SampleRequest read_sample(const Fields& fields, const ModelFacts& facts) {
     }
     generation.prompt_logprobs = request.topk_prompt;
   }
+  generation.prompt_draws = topk("prompt_alt_tokens_k");
+  // The places are read with the log-probabilities of the prompt.
+  if (generation.prompt_draws > 0 && !generation.prompt_logprobs) generation.prompt_logprobs = 0;
   if (const auto last = fields.maybe_integer("prompt_logprobs_last_n")) {
     if (!request.wants_prompt_logprobs)
       throw HttpError(400, "prompt_logprobs_last_n needs prompt_logprobs true");
@@ -154,6 +174,8 @@ SampleResponse response_of(const SampleRequest& request, const GenerationResult&
   }
   if (request.targets)
     response.target_prompt_logprobs = tensor_of(*request.targets, result.prompt_target_logprobs);
+  if (request.generation.prompt_draws > 0)
+    response.prompt_alt_tokens = alternatives_of(result.prompt_draws, request.generation);
   response.prompt_cache_hit_tokens = static_cast<std::int32_t>(result.cached_tokens);
   return response;
 }

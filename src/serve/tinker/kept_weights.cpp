@@ -32,6 +32,13 @@ KeptWeights::Weights KeptWeights::of_sampler(const std::string& run, const std::
   return found == unnamed_.end() ? nullptr : find(found->second, sampler);
 }
 
+std::vector<std::pair<std::string, KeptWeights::Weights>> KeptWeights::unnamed_of(
+    const std::string& run) const {
+  const auto found = unnamed_.find(run);
+  if (found == unnamed_.end()) return {};
+  return {found->second.rbegin(), found->second.rend()};
+}
+
 void KeptWeights::forget_session(const std::string& session) {
   std::erase_if(unnamed_, [&](const auto& of_run) { return session_of(of_run.first) == session; });
 }

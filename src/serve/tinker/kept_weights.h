@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "serve/model/generation.h"
 
@@ -28,6 +29,8 @@ class KeptWeights {
 
   /// Null for a sampler whose weights are no longer here.
   Weights of_sampler(const std::string& run, const std::string& sampler);
+  /// Sampler and weights of a run's unnamed saves, those used last at the end.
+  std::vector<std::pair<std::string, Weights>> unnamed_of(const std::string& run) const;
   /// Weights that were used longest ago go.
   void add_unnamed(const std::string& run, const std::string& sampler, Weights weights);
   /// Frees what the session's runs saved without a name.

@@ -1,9 +1,12 @@
 #include "serve/tinker/old_results.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <map>
+#include <numeric>
 #include <protozero/pbf_reader.hpp>
 #include <vector>
 
@@ -35,29 +38,37 @@ json list_of(const std::vector<float>& numbers) {
   return list;
 }
 
-/// One field of all datums: appends to each datum's object its own part.
-void add_field(pbf_reader reader, const std::string& name, json& datums) {
+/// One field of a record's datums, of which `first` is the first: appends to each datum's object
+/// its own part.
+void add_field(pbf_reader reader, const std::string& name, std::size_t first, json& datums) {
   std::string_view data;
-  std::vector<std::int64_t> offsets;
+  std::vector<std::int64_t> offsets, trailing_shape;
   while (reader.next()) {
     if (reader.tag() == 1) {
       data = view_of(reader);
     } else if (reader.tag() == 2) {
       offsets = numbers_of<std::int64_t>(view_of(reader));
+    } else if (reader.tag() == 4) {
+      for (const std::int64_t size : reader.get_packed_int64()) trailing_shape.push_back(size);
     } else {
       reader.skip();
     }
   }
   for (std::size_t i = 0; i + 1 < offsets.size(); ++i) {
-    if (datums.size() <= i) datums.push_back(json::object());
+    if (datums.size() <= first + i) datums.push_back(json::object());
     const auto own =
         numbers_of<float>(data.substr(static_cast<std::size_t>(offsets[i]),
                                       static_cast<std::size_t>(offsets[i + 1] - offsets[i])));
-    datums[i][name] = {{"data", list_of(own)}, {"dtype", "float32"}, {"shape", {own.size()}}};
+    std::vector<std::int64_t> shape = trailing_shape;
+    const auto row = std::accumulate(shape.begin(), shape.end(), std::int64_t{1},
+                                     std::multiplies<std::int64_t>());
+    shape.insert(shape.begin(), std::ssize(own) / std::max<std::int64_t>(1, row));
+    datums[first + i][name] = {{"data", list_of(own)}, {"dtype", "float32"}, {"shape", shape}};
   }
 }
 
 void add_record(pbf_reader record, json& datums) {
+  const std::size_t first = datums.size();
   while (record.next()) {
     if (record.tag() != 2) {
       record.skip();
@@ -69,7 +80,7 @@ void add_record(pbf_reader record, json& datums) {
       if (entry.tag() == 1) {
         name = entry.get_string();
       } else {
-        add_field(entry.get_message(), name, datums);
+        add_field(entry.get_message(), name, first, datums);
       }
     }
   }

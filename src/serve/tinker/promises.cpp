@@ -107,6 +107,7 @@ void Promises::tell(const std::string& id, const Outcome& outcome) {
   entry.outcome = outcome;
   entry.cursor = next_cursor();
   entry.on_cancel = nullptr;
+  entry.queue_state = nullptr;
   for (const Poll& poll : std::exchange(entry.polls, {})) give(outcome, poll);
   const std::string owner = entry.owner;
   const std::int64_t seq = entry.seq;
@@ -123,6 +124,11 @@ void Promises::tell(const std::string& id, const Outcome& outcome) {
 void Promises::on_cancel(const std::string& id, std::function<void()> action) {
   if (const auto found = entries_.find(id); found != entries_.end())
     found->second.on_cancel = std::move(action);
+}
+
+void Promises::on_wait(const std::string& id, std::function<QueueState()> state) {
+  if (const auto found = entries_.find(id); found != entries_.end() && !found->second.is_finished)
+    found->second.queue_state = std::move(state);
 }
 
 void Promises::load(const std::string& id) {

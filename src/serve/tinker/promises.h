@@ -29,6 +29,13 @@ struct Outcome {
   static Outcome failure(const std::string& message, const std::string& category);
 };
 
+/// Why an operation has not begun, as the SDK tells its user.
+struct QueueState {
+  enum class Kind { kActive, kPausedCapacity, kPausedRateLimit };
+  Kind kind = Kind::kActive;
+  std::string reason = {};  ///< Empty for kActive.
+};
+
 /// Long operations: a submission is answered with a promise, whose outcome the client polls for.
 /// All calls are made on the loop's thread.
 class Promises {
@@ -75,6 +82,9 @@ class Promises {
   /// Called if the client cancels the promise before its end, which the action brings about.
   void on_cancel(const std::string& id, std::function<void()> action);
 
+  /// Asked for polls that end before the promise does.
+  void on_wait(const std::string& id, std::function<QueueState()> state);
+
   /// POST retrieve_future, retrieve_futures, cancel_future.
   void retrieve(const Request& request, const Responder& responder);
   void retrieve_many(const Request& request, const Responder& responder);
@@ -100,6 +110,7 @@ class Promises {
     std::int64_t cursor = 0;  ///< Time of the end, among its owner's; microseconds.
     std::vector<Poll> polls = {};
     std::function<void()> on_cancel = {};
+    std::function<QueueState()> queue_state = {};  ///< Empty: active.
   };
   /// A poll for any promise of a sampling session.
   struct OwnerPoll {
@@ -113,6 +124,8 @@ class Promises {
   void tell(const std::string& id, const Outcome& outcome);
   void load(const std::string& id);
   void give(const Outcome& outcome, const Poll& poll) const;
+  /// Answer to a poll whose promise has no outcome.
+  std::string try_again(const std::string& id) const;
   std::string completions(const std::string& owner, const OwnerPoll& poll);
   void acknowledge(const std::string& owner, const std::string& tenant,
                    const std::vector<std::string>& ids);

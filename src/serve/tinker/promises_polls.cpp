@@ -33,6 +33,18 @@ void Promises::give(const Outcome& outcome, const Poll& poll) const {
   }
 }
 
+std::string Promises::try_again(const std::string& id) const {
+  QueueState state;
+  if (const auto found = entries_.find(id); found != entries_.end() && found->second.queue_state)
+    state = found->second.queue_state();
+  const char* const name = state.kind == QueueState::Kind::kPausedCapacity    ? "paused_capacity"
+                           : state.kind == QueueState::Kind::kPausedRateLimit ? "paused_rate_limit"
+                                                                              : "active";
+  json answer{{"type", "try_again"}, {"request_id", id}, {"queue_state", name}};
+  if (!state.reason.empty()) answer["queue_state_reason"] = state.reason;
+  return dump(answer);
+}
+
 void Promises::retrieve(const Request& request, const Responder& responder) {
   const Fields fields(request.body);
   const std::string id = fields.text("request_id");
@@ -44,9 +56,7 @@ void Promises::retrieve(const Request& request, const Responder& responder) {
   const Poll poll{next_poll_++, responder, takes_proto,
                   fields.boolean("allow_metadata_only", false)};
   if (entry->is_finished) return give(entry->outcome, poll);
-  const std::string again =
-      dump({{"type", "try_again"}, {"request_id", id}, {"queue_state", "active"}});
-  if (is_draining_) return responder.answer(200, again);
+  if (is_draining_) return responder.answer(200, try_again(id));
   entry->polls.push_back(poll);
   const auto leave = [this, id, number = poll.number] {
     const auto found = entries_.find(id);
@@ -55,8 +65,8 @@ void Promises::retrieve(const Request& request, const Responder& responder) {
                                       }) > 0;
   };
   responder.on_gone([leave] { leave(); });
-  server_.post_after(options_.poll_s, [leave, again, responder] {
-    if (leave()) responder.answer(200, again);
+  server_.post_after(options_.poll_s, [this, leave, id, responder] {
+    if (leave()) responder.answer(200, try_again(id));
   });
 }
 

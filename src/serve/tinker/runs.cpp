@@ -15,6 +15,34 @@ std::int64_t Runs::count(const std::string& tenant) const {
                                [&](const auto& each) { return each.second.tenant == tenant; });
 }
 
+bool Runs::has_place(const Run& run) const {
+  const std::int64_t most = run.waiting.at(run.next_seq).most_runs;
+  if (most == 0 || run.set) return true;
+  const auto made = std::ranges::count_if(runs_, [&](const auto& each) {
+    return each.second.tenant == run.tenant && (each.second.set || each.second.is_running);
+  });
+  return made < most;
+}
+
+std::optional<QueueState> Runs::pause_of(const Run& run) const {
+  const Operation& next = run.waiting.at(run.next_seq);
+  if (!has_place(run))
+    return QueueState{QueueState::Kind::kPausedCapacity,
+                      fmt::format("{} training runs of this key's tenant are in memory, which is "
+                                  "the limit: this one begins when a session is finished",
+                                  next.most_runs)};
+  if (!next.work || !next.meter) return std::nullopt;
+  if (auto wait = next.meter->wait())
+    return QueueState{QueueState::Kind::kPausedRateLimit, std::move(wait->reason)};
+  return std::nullopt;
+}
+
+QueueState Runs::queue_state(const std::string& run) const {
+  const auto found = runs_.find(run);
+  if (found == runs_.end() || found->second.is_running || !has_next(found->second)) return {};
+  return pause_of(found->second).value_or(QueueState());
+}
+
 std::int64_t Runs::waiting() const {
   std::int64_t count = 0;
   for (const auto& [id, run] : runs_) count += static_cast<std::int64_t>(run.waiting.size());
@@ -29,6 +57,8 @@ std::vector<Runs::Status> Runs::status() const {
       status.state = "running";
     } else if (is_ready(run)) {
       status.state = "queued";
+    } else if (has_next(run)) {
+      status.state = "paused: " + queue_state(id).reason;
     } else if (!run.waiting.empty()) {
       status.state = fmt::format("waits for request {}", run.next_seq);
     }
@@ -119,11 +149,12 @@ void Runs::close(const std::string& run, const std::string& reason) {
   }
   if (entry.set) release(*entry.set);
   runs_.erase(found);
+  join_after(0);  // its place is free
 }
 
 void Runs::tick() {
   for (auto& [id, run] : runs_) {
-    if (run.waiting.empty() || run.is_running || is_ready(run)) {
+    if (run.waiting.empty() || run.is_running || has_next(run)) {
       run.blocked_since = Clock::now();
       continue;
     }

@@ -27,6 +27,10 @@ struct Operation {
   std::string kind;
   std::size_t bytes = 0;    ///< Memory that it holds while it waits.
   std::int64_t tokens = 0;  ///< Its cost, for fairness.
+  std::shared_ptr<Meter> meter =
+      {};  ///< Told of the tokens when their turn comes; null: nobody is.
+  /// Makes a set only where the tenant has fewer; 0: no limit.
+  std::int64_t most_runs = 0;
 
   /// Shares passes with the work of other runs; its set is filled in.
   std::optional<tenants::Work> work;
@@ -74,6 +78,7 @@ class Runs {
   Runs(Server& server, ModelThread& model, Promises& promises, const Options& options);
 
   bool has(const std::string& run) const { return runs_.contains(run); }
+  /// Runs of a tenant, with those that wait for a place among `most_runs`.
   std::int64_t count(const std::string& tenant) const;
   /// Adds a run whose first operation makes its set; `first_seq`: of the next one.
   void open(const std::string& run, const std::string& tenant, Operation first,
@@ -85,6 +90,13 @@ class Runs {
   /// share their turn, or none of them could begin now.
   bool may_take_later(const std::unordered_set<std::string>& runs) const;
   void add(const std::string& run, Operation operation);
+  /// Place of the operation that runs or is next; past all of them for a run that is not open.
+  std::int64_t next_seq(const std::string& run) const {
+    const auto found = runs_.find(run);
+    return found == runs_.end() ? INT64_MAX : found->second.next_seq;
+  }
+  /// Of the run's next operation.
+  QueueState queue_state(const std::string& run) const;
   /// Fails what waits, and gives the run's memory back.
   void close(const std::string& run, const std::string& reason);
 
@@ -137,7 +149,12 @@ class Runs {
 
   /// Throws DataError if the run could not be made.
   static tenants::SetId set_of(const Running& running);
+  /// The request that is next has come.
+  static bool has_next(const Run& run) { return run.waiting.contains(run.next_seq); }
   bool is_ready(const Run& run) const;
+  /// Why the operation that is next may not begin; nothing if it may.
+  std::optional<QueueState> pause_of(const Run& run) const;
+  bool has_place(const Run& run) const;
   static double seconds_since(Clock::time_point then) {
     return std::chrono::duration<double>(Clock::now() - then).count();
   }
@@ -154,6 +171,8 @@ class Runs {
   /// Starts a turn unless runs are awaited that would share it.
   void join();
   void join_after(double seconds);
+  /// Looks again when the first of the paused runs may go on.
+  void join_after_pauses();
   bool awaits_others();
   /// Outcomes on the disk, and told; then `then`. What the disk does not take is tried again.
   void store(const std::shared_ptr<std::vector<Running>>& batch, std::function<void()> then);
@@ -174,7 +193,7 @@ class Runs {
   std::int64_t turns_ = 0;
   bool is_busy_ = false;     ///< A turn is on the model's thread.
   bool is_storing_ = false;  ///< Outcomes of the turn before are on their way to the disk.
-  bool is_draining_ = false, is_join_due_ = false, is_look_due_ = false;
+  bool is_draining_ = false, is_join_due_ = false, is_look_due_ = false, is_pause_due_ = false;
   std::optional<Clock::time_point> waits_since_;  ///< A turn for others.
   Clock::time_point last_arrival_;                ///< When work came and the model was idle.
   bool was_step_ = false;                         ///< The last turn was one of optimizer steps.

@@ -12,7 +12,8 @@ namespace {
 
 constexpr std::size_t kMostLosses = 300;  ///< Points of a run's curve.
 constexpr double kLookAgainS = 0.001;     ///< For runs that are awaited.
-constexpr double kStoreAgainS = 1;        ///< Until a full disk may have room.
+constexpr double kLookAtPausesS = 0.25;
+constexpr double kStoreAgainS = 1;  ///< Until a full disk may have room.
 
 /// The work's exception as an outcome.
 template <class Work>
@@ -38,7 +39,7 @@ tenants::SetId Runs::set_of(const Running& running) {
 }
 
 bool Runs::is_ready(const Run& run) const {
-  return !run.is_running && !run.is_closed && run.waiting.contains(run.next_seq);
+  return !run.is_running && !run.is_closed && has_next(run) && !pause_of(run);
 }
 
 const Operation& Runs::next(const std::string& id) const {
@@ -123,6 +124,25 @@ void Runs::join_after(double seconds) {
   seconds > 0 ? server_.post_after(seconds, look) : server_.post(look);
 }
 
+void Runs::join_after_pauses() {
+  if (is_pause_due_) return;
+  std::optional<double> least;
+  for (const auto& [id, run] : runs_) {
+    if (run.is_running || run.is_closed || !has_next(run)) continue;
+    const Operation& next = run.waiting.at(run.next_seq);
+    if (!next.work || !next.meter) continue;
+    if (const auto wait = next.meter->wait())
+      least = std::min(least.value_or(wait->seconds), wait->seconds);
+  }
+  if (!least) return;
+  is_pause_due_ = true;
+  // Another tenant's pause may begin later and end before this one.
+  server_.post_after(std::min(*least, kLookAtPausesS), [this] {
+    is_pause_due_ = false;
+    join();
+  });
+}
+
 Runs::Running Runs::take(const std::string& id) {
   Run& run = runs_.at(id);
   auto node = run.waiting.extract(run.next_seq);
@@ -137,13 +157,17 @@ Runs::Running Runs::take(const std::string& id) {
       least = std::min(least, found->second);
   auto& served = served_.try_emplace(run.tenant, least == INT64_MAX ? 0 : least).first->second;
   served += std::max<std::int64_t>(1, running.operation.tokens);
+  if (const auto& meter = running.operation.meter; meter && running.operation.work)
+    meter->add_tokens(
+        running.operation.work->forward_only ? Meter::Tokens::kRead : Meter::Tokens::kTrained,
+        running.operation.tokens);
   return running;
 }
 
 void Runs::pump() {
   if (is_busy() || is_draining_) return;
   const auto ready = ready_runs();
-  if (ready.empty()) return;
+  if (ready.empty()) return join_after_pauses();
   is_busy_ = true;
   ++turns_;
   waits_since_.reset();
@@ -170,7 +194,7 @@ void Runs::pump() {
   }
   was_step_ = batch->front().operation.update.has_value();
   const auto begun = Clock::now();
-  model_.run([this, batch, begun](Backend& backend) {
+  const auto turn = [this, batch, begun](Backend& backend) {
     Running& first = batch->front();
     if (first.operation.work) {
       const Outcome failure = guarded([&] {
@@ -184,7 +208,7 @@ void Runs::pump() {
         for (std::size_t i = 0; i < batch->size(); ++i) {
           const auto loss = results[i].metrics.find("loss:sum");
           if (loss != results[i].metrics.end()) (*batch)[i].loss = loss->second;
-          (*batch)[i].outcome = outcome_of(results[i]);
+          (*batch)[i].outcome = outcome_of(works[i], results[i]);
         }
         return Outcome();
       });
@@ -209,7 +233,8 @@ void Runs::pump() {
       if (batch->front().operation.work) pass_s_ = took_s;
       done(batch);
     });
-  });
+  };
+  model_.run(turn, tokens);
 }
 
 void Runs::step(Backend& backend, std::vector<Running>& batch) {
@@ -309,7 +334,7 @@ void Runs::go_on(std::vector<Running>& finished) {
     run.blocked_since = run.idle_since = Clock::now();
     if (run.is_closed) {
       if (run.set) release(*run.set);
-      runs_.erase(found);
+      runs_.erase(found);  // join(), below, gives its place to another
     }
   }
   join();

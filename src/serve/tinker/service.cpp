@@ -21,6 +21,7 @@ Service::Service(Server& server, ModelThread& model, DataDirectory& data,
     : server_(server),
       model_(model),
       data_(data),
+      audit_(data.database()),
       options_(options),
       promises_(server, data.database(), options.promises),
       runs_(server, model, promises_, options.runs),
@@ -115,10 +116,12 @@ void Service::serve() {
         &Service::unpublish_checkpoint);
   route("PUT", "training_runs/{run}/checkpoints/{id+}/ttl", "train", &Service::set_ttl);
   route("DELETE", "training_runs/{run}/checkpoints/{id+}", "train", &Service::delete_checkpoint);
-  for (const char* path : {"create_custom_loss", "copy_weights", "auth/token"})
+  route("POST", "copy_weights", "train", &Service::copy_weights, On::kLoop, Cost::kRequest);
+  route("GET", "audit", "admin", &Service::audit_log);
+  for (const char* path : {"create_custom_loss", "auth/token"})
     route("POST", path, "", &Service::not_built);
   for (const char* path :
-       {"sessions/{id}/project", "sessions/{id}/trace_export", "audit", "billing/{more+}"})
+       {"sessions/{id}/project", "sessions/{id}/trace_export", "billing/{more+}"})
     route("GET", path, "", &Service::not_built);
   restore();
   server_.post_after(kTick_s, [this] { tick(); });
@@ -137,6 +140,7 @@ void Service::look_after() {
   runs_.tick();
   promises_.sweep();
   checkpoints_.sweep();
+  audit_.sweep();
   const double now = now_s();
   std::vector<std::string> silent;
   for (const auto& [session, beat] : beats_)

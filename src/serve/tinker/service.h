@@ -16,6 +16,7 @@
 #include "serve/http/server.h"
 #include "serve/metrics/generation_metrics.h"
 #include "serve/model/model_thread.h"
+#include "serve/store/audit.h"
 #include "serve/store/data_directory.h"
 #include "serve/tinker/checkpoints.h"
 #include "serve/tinker/fields.h"
@@ -138,6 +139,13 @@ class Service {
   /// Removes the saved states of a run but one.
   void remove_states(const std::string& run, const std::string& tenant, const std::string& kept);
   void replay(const std::string& kind, const std::string& tenant, const std::string& body);
+  /// On the model's thread: weights without a name that lie in a state go back to memory.
+  void load_unnamed(Backend& backend, const std::string& run, const std::filesystem::path& folder);
+  /// On the model's thread: writes them into the folder of a state. Files of the state before it
+  /// are shared.
+  static void save_unnamed_into(
+      Backend& backend, const std::filesystem::path& folder, const std::filesystem::path& before,
+      const std::vector<std::pair<std::string, KeptWeights::Weights>>& unnamed);
   /// Every durable_steps an optimizer step saves the state after it too.
   void keep_state(const std::string& run, const std::string& tenant, Operation& operation);
 
@@ -151,10 +159,18 @@ class Service {
   void get_run(const Request& request, const Responder& responder);
   void list_run_checkpoints(const Request& request, const Responder& responder);
   void list_checkpoints(const Request& request, const Responder& responder);
+  /// Of the caller, by the parameters of the address. Throws HttpError 404.
+  Checkpoint own_checkpoint(const Request& request);
   void delete_checkpoint(const Request& request, const Responder& responder);
   void publish_checkpoint(const Request& request, const Responder& responder);
   void unpublish_checkpoint(const Request& request, const Responder& responder);
   void set_ttl(const Request& request, const Responder& responder);
+  // service_copies.cpp
+  void copy_weights(const Request& request, const Responder& responder);
+  /// Run of a copy: that of a session's number, or one in a session of its own.
+  std::string open_copy(const Request& request, const Fields& fields, const Checkpoint& source);
+  bool is_copy(const std::string& run);
+  void audit_log(const Request& request, const Responder& responder);
   // service_downloads.cpp
   void external_weights_urls(const Request& request, const Responder& responder);
   void download(const Request& request, const Responder& responder);
@@ -162,10 +178,12 @@ class Service {
   std::string download_signature(const Checkpoint& checkpoint, const std::string& file,
                                  const std::string& expires) const;
   void not_built(const Request& request, const Responder& responder);
+  /// Throws HttpError 429 where the caller's saved weights are at its limit.
+  void require_disk(const Caller& caller);
   void save(const Request& request, const Responder& responder, const Fields& fields,
             Checkpoint::Kind kind, const std::string& name,
             const std::function<std::string(const Checkpoint&)>& answer);
-  /// Weights for the one sampler of this number, in memory alone.
+  /// Weights for the one sampler of this number, in memory and in the states that are kept.
   void save_unnamed(const Request& request, const Responder& responder, const Fields& fields,
                     std::int64_t number);
   nlohmann::json run_json(const std::string& tenant, const std::string& run);
@@ -178,8 +196,11 @@ class Service {
   /// Throws HttpError 409 where the number is another sampler's.
   std::string add_sampler(const std::string& tenant, const std::string& session, std::int64_t seq,
                           const std::optional<std::string>& model_path);
-  /// Throws HttpError 404 for weights that were saved without a name and are gone.
+  /// Throws HttpError 404 for weights that were saved without a name and are gone, 503 while the
+  /// run goes back to where it was before a restart.
   KeptWeights::Weights unnamed_weights(const std::string& sampler, const std::string& name);
+  /// Of a sample.
+  QueueState queue_state(bool has_begun) const;
   using WeightsReady = std::function<void(std::shared_ptr<const SamplerWeights>)>;
   /// Calls `ready` on the loop's thread with the weights of a checkpoint, from memory or the disk.
   void with_weights(const Checkpoint& checkpoint, WeightsReady ready,
@@ -188,6 +209,7 @@ class Service {
   Server& server_;
   ModelThread& model_;
   DataDirectory& data_;
+  Audit audit_;
   ServiceOptions options_;
   Promises promises_;
   Runs runs_;
@@ -200,6 +222,8 @@ class Service {
   std::string download_key_ = random_hex(32);  ///< Signs addresses until the server ends.
   std::int64_t next_version_ = 1;
   std::map<std::string, std::int64_t> steps_;  ///< Since the last kept state, by run.
+  /// Last requests from before a restart, by run.
+  std::map<std::string, std::int64_t> replayed_;
 };
 
 }  // namespace heddle::serve::tinker

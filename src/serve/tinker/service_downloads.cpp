@@ -48,6 +48,7 @@ void Service::external_weights_urls(const Request& request, const Responder& res
         fmt::format("{}/api/v1/downloads/{}/{}/{}?expires={}&signature={}", address_of(request),
                     found.run, found.name, file, expires, download_signature(found, file, expires));
   }
+  audit_.note(request.caller, "checkpoint_read", found.path);
   responder.answer(200, dump({{"urls", urls}, {"expires", as_utc(until)}}));
 }
 

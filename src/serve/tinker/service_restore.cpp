@@ -1,5 +1,8 @@
 #include <filesystem>
+#include <map>
+#include <utility>
 
+#include "base/files.h"
 #include "base/log.h"
 #include "base/random_hex.h"
 #include "serve/tinker/service.h"
@@ -12,7 +15,9 @@ namespace {
 using nlohmann::json;
 
 constexpr const char* kStatePrefix =
-    "state-";                                 ///< Folders of states in a run's directory begin so.
+    "state-";  ///< Folders of states in a run's directory begin so.
+/// Folders of weights without a name, in a state, are called so and their sampler's number.
+constexpr const char* kUnnamedPrefix = "unnamed-";
 constexpr char kProtobuf = 'p', kJson = 'j';  ///< First byte of a body that is kept.
 
 /// Nobody waits for the answer to a replayed request.
@@ -78,7 +83,9 @@ void Service::restore_run(const std::string& run, const std::string& tenant) {
   if (!state.is_null(1)) {
     Operation load;
     load.kind = "restore";
-    load.make = [folder = data_.run_directory(tenant, run) / state.text(1)](Backend& backend) {
+    load.make = [this, run,
+                 folder = data_.run_directory(tenant, run) / state.text(1)](Backend& backend) {
+      load_unnamed(backend, run, folder);
       return backend.load(folder, true);
     };
     runs_.open(run, tenant, std::move(load), durable_seq + 1);
@@ -90,11 +97,15 @@ void Service::restore_run(const std::string& run, const std::string& tenant) {
     if (made.step()) replay(made.text(0), tenant, made.text(1));
   }
   Statement rows(database,
-                 "SELECT kind, body FROM request WHERE owner = ? AND seq > ? AND seq >= 0 AND body "
-                 "!= x'' ORDER BY seq");
+                 "SELECT kind, body, seq FROM request WHERE owner = ? AND seq > ? AND seq >= 0 AND "
+                 "body != x'' ORDER BY seq");
   rows.bind(run).bind(durable_seq);
   std::int64_t count = 0;
-  for (; rows.step(); ++count) replay(rows.text(0), tenant, rows.text(1));
+  replayed_[run] = durable_seq;
+  for (; rows.step(); ++count) {
+    replayed_[run] = rows.integer(2);
+    replay(rows.text(0), tenant, rows.text(1));
+  }
   log::info("run {} goes on from its state after request {}; {} later requests run again", run,
             durable_seq, count);
 }
@@ -112,6 +123,7 @@ void Service::remove_states(const std::string& run, const std::string& tenant,
 
 void Service::forget_run(const std::string& run, const std::string& tenant) {
   steps_.erase(run);
+  replayed_.erase(run);
   Database& database = data_.database();
   Transaction change(database);
   Statement(database, "UPDATE run SET is_live = 0, durable_name = NULL WHERE id = ?")
@@ -142,26 +154,72 @@ void Service::replay(const std::string& kind, const std::string& tenant, const s
   on_loop(responder, [this, handler, request, responder] { (this->*handler)(request, responder); });
 }
 
+void Service::load_unnamed(Backend& backend, const std::string& run,
+                           const std::filesystem::path& folder) {
+  // Later numbers were saved later, and go last where there are too many.
+  std::map<std::int64_t, std::filesystem::path> found;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    const std::string name = entry.path().filename();
+    if (name.starts_with(kUnnamedPrefix))
+      found[std::stoll(name.substr(std::string_view(kUnnamedPrefix).size()))] = entry.path();
+  }
+  for (const auto& [number, path] : found) {
+    server_.post([this, run, number, set = backend.load_snapshot(path)] {
+      auto weights = std::make_shared<SamplerWeights>();
+      weights->name = unnamed_name(run, number);
+      weights->version = next_version_++;
+      weights->set = set;
+      weights_.add_unnamed(run, sampler_id(session_of(run), number), std::move(weights));
+    });
+  }
+}
+
+void Service::save_unnamed_into(
+    Backend& backend, const std::filesystem::path& folder, const std::filesystem::path& before,
+    const std::vector<std::pair<std::string, KeptWeights::Weights>>& unnamed) {
+  for (const auto& [sampler, weights] : unnamed) {
+    const std::string name = kUnnamedPrefix + weights->name.substr(weights->name.rfind('/') + 1);
+    if (!before.empty() && std::filesystem::exists(before / name)) {
+      link_folder(before / name, folder / name);
+    } else {
+      backend.save_snapshot(weights->set, folder / name);
+    }
+  }
+  files::sync_directory(folder);
+}
+
 void Service::keep_state(const std::string& run, const std::string& tenant, Operation& operation) {
   const auto seq = operation.seq;
   // Counted where the steps run, in their order.
-  auto name = std::make_shared<std::string>();
-  operation.before = [this, run, name] {
+  struct State {
+    std::string name, before;  ///< Folders; an empty name: none is kept this time.
+    std::vector<std::pair<std::string, KeptWeights::Weights>> unnamed;
+  };
+  auto state = std::make_shared<State>();
+  operation.before = [this, run, state] {
     if (++steps_[run] < options_.durable_steps) return;
     steps_[run] = 0;
-    *name = kStatePrefix + random_hex(6);
+    state->name = kStatePrefix + random_hex(6);
+    state->unnamed = weights_.unnamed_of(run);
+    Statement row(data_.database(), "SELECT durable_name FROM run WHERE id = ?");
+    if (row.bind(run).step()) state->before = row.text(0);
   };
-  operation.act = [this, name, run, tenant](Backend& backend, tenants::SetId set) {
-    if (!name->empty()) backend.save(set, data_.run_directory(tenant, run) / *name, true);
+  operation.act = [this, state, run, tenant](Backend& backend, tenants::SetId set) {
+    if (state->name.empty()) return Outcome();
+    const std::filesystem::path folder = data_.run_directory(tenant, run);
+    backend.save(set, folder / state->name, true);
+    save_unnamed_into(backend, folder / state->name,
+                      state->before.empty() ? "" : folder / state->before,
+                      std::exchange(state->unnamed, {}));
     return Outcome();
   };
-  operation.after = [this, name, run, tenant, seq] {
-    if (name->empty()) return;
+  operation.after = [this, state, run, tenant, seq] {
+    if (state->name.empty()) return;
     Database& database = data_.database();
     Transaction change(database);
     Statement live(database,
                    "UPDATE run SET durable_seq = ?, durable_name = ? WHERE id = ? AND is_live = 1");
-    live.bind(seq).bind(*name).bind(run).run();
+    live.bind(seq).bind(state->name).bind(run).run();
     // The run may have ended during the step.
     const bool is_live = live.changes() > 0;
     Statement(database, "UPDATE request SET body = x'' WHERE owner = ? AND seq <= ? AND seq >= 0")
@@ -169,7 +227,7 @@ void Service::keep_state(const std::string& run, const std::string& tenant, Oper
         .bind(seq)
         .run();
     change.commit();
-    remove_states(run, tenant, is_live ? *name : "");
+    remove_states(run, tenant, is_live ? state->name : "");
   };
 }
 

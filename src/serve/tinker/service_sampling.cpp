@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <atomic>
 #include <utility>
 
 #include "base/log.h"
@@ -22,13 +23,14 @@ void count(GenerationMetrics& metrics, const SampleRequest& asked, const Generat
   const std::int64_t prompt = std::ssize(asked.generation.prompt);
   metrics.answered(prompt, tokens, seconds);
   metrics.cached(prompt, result.cached_tokens);
+  metrics.begun(result.queue_s, result.prompt_s);
 }
 
 }  // namespace
 
 std::string Service::add_sampler(const std::string& tenant, const std::string& session,
                                  std::int64_t seq, const std::optional<std::string>& model_path) {
-  const std::string id = fmt::format("{}:sample:{}", session, seq);
+  const std::string id = sampler_id(session, seq);
   Statement(data_.database(),
             "INSERT OR IGNORE INTO sampler(id, session, tenant, created, model_path) VALUES (?, ?, "
             "?, ?, ?)")
@@ -57,10 +59,11 @@ void Service::create_sampling_session(const Request& request, const Responder& r
     throw_http(400, "base_model {} is not served here: expected {}", text::shown(base, 100),
                model_.facts().name);
   }
-  const std::string id = fmt::format("{}:sample:{}", session, seq);
+  const std::string id = sampler_id(session, seq);
   Statement row(data_.database(), "SELECT model_path FROM sampler WHERE id = ?");
   if (!row.bind(id).step()) {
     add_sampler(request.caller.tenant, session, seq, path);
+    if (path) audit_.note(request.caller, "checkpoint_read", *path);
   } else if (row.text(0) != path.value_or("")) {
     throw_http(409, "sampling_session_seq_id {} was used with other weights", seq);
   }
@@ -116,6 +119,13 @@ void Service::with_weights(const Checkpoint& checkpoint, WeightsReady ready,
 KeptWeights::Weights Service::unnamed_weights(const std::string& sampler, const std::string& name) {
   const std::string run = name.substr(kInMemory.size(), name.rfind('/') - kInMemory.size());
   auto weights = weights_.of_sampler(run, sampler);
+  if (const auto last = replayed_.find(run);
+      !weights && last != replayed_.end() && runs_.next_seq(run) <= last->second)
+    throw HttpError(503,
+                    fmt::format("run {} goes back to where it was before the server's restart: its "
+                                "weights come again",
+                                run),
+                    1);
   if (!weights)
     throw_http(404,
                "the weights of sampling session {} are gone: saved without a name they stay until "
@@ -123,6 +133,16 @@ KeptWeights::Weights Service::unnamed_weights(const std::string& sampler, const 
                "name to keep them",
                sampler, KeptWeights::kUnnamed);
   return weights;
+}
+
+QueueState Service::queue_state(bool has_begun) const {
+  const std::int64_t asked = model_.generations(), most = model_.facts().max_sequences;
+  if (has_begun || asked <= most) return {};
+  return {
+      QueueState::Kind::kPausedCapacity,
+      fmt::format("{} requests for answers are under way, and the model makes {} answers at the "
+                  "same time",
+                  asked, most)};
 }
 
 void Service::sample(const Request& request, const Responder& responder) {
@@ -165,7 +185,8 @@ void Service::sample(const Request& request, const Responder& responder) {
     responder.answer(200, promise.answer);
     if (!promise.is_new) return;
     samples_in_flight_[tenant] += asked->generation.samples;
-    if (request.meter) request.meter->add_tokens(std::ssize(asked->generation.prompt));
+    if (request.meter)
+      request.meter->add_tokens(Meter::Tokens::kRead, std::ssize(asked->generation.prompt));
     const auto finish = [this, tenant, asked, id = promise.id,
                          meter = request.meter](const Outcome& outcome) {
       if (meter) meter->finish();
@@ -173,17 +194,19 @@ void Service::sample(const Request& request, const Responder& responder) {
         samples_in_flight_.erase(tenant);
       promises_.finish(id, outcome);
     };
-    const auto start = [this, asked, finish, meter = request.meter,
+    const auto begun = std::make_shared<std::atomic<bool>>(false);
+    promises_.on_wait(promise.id, [this, begun] { return queue_state(*begun); });
+    const auto start = [this, asked, finish, begun, meter = request.meter,
                         id = promise.id](std::shared_ptr<const SamplerWeights> weights) {
       Generation generation = asked->generation;
       generation.weights = std::move(weights);
       const GenerationId own = model_.generate(
           std::move(generation),
-          {nullptr,
+          {[begun](const GeneratedToken&) { *begun = true; },
            [this, asked, finish, meter, came = now_s()](GenerationResult&& result) {
              if (options_.metrics) count(*options_.metrics, *asked, result, now_s() - came);
              for (const GeneratedSequence& sample : result.samples)
-               if (meter) meter->add_tokens(std::ssize(sample.ids));
+               if (meter) meter->add_tokens(Meter::Tokens::kGenerated, std::ssize(sample.ids));
              auto outcome =
                  Outcome::proto(Outcome::Form::kSample, encode(response_of(*asked, result)));
              server_.post([finish, outcome = std::move(outcome)] { finish(outcome); });

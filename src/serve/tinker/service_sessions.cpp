@@ -40,6 +40,7 @@ void Service::create_session(const Request& request, const Responder& responder)
       .bind(fields.maybe_text("display_name"))
       .bind(metadata == nullptr ? "null" : dump(*metadata))
       .run();
+  audit_.note(request.caller, "session_create", id);
   beats_[id] = now_s();
   std::string warning = kNoHead;
   if (fields.maybe_text("project_id")) warning += kNoProjects;
@@ -72,6 +73,7 @@ void Service::finish_session(const Request& request, const Responder& responder)
       .bind(dump(reason))
       .bind(session)
       .run();
+  audit_.note(request.caller, "session_finish", session);
   end_session(session, "the session was finished by its client");
   responder.answer(204, "");
 }

@@ -69,9 +69,11 @@ std::optional<Promises::Promise> Service::promise(Submitted& submitted) {
 void Service::accept(Submitted& submitted, const Promises::Promise& promise) {
   Operation& operation = submitted.operation;
   if (promise.is_new || submitted.is_replay) {
-    if (submitted.meter) submitted.meter->add_tokens(operation.tokens);
     operation.promise = promise.id;
-    runs_.add(submitted.submission.owner, std::move(operation));
+    operation.meter = std::move(submitted.meter);
+    const std::string& run = submitted.submission.owner;
+    promises_.on_wait(promise.id, [this, run] { return runs_.queue_state(run); });
+    runs_.add(run, std::move(operation));
   }
   submitted.responder.answer(200, promise.answer);
 }

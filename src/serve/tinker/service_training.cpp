@@ -42,18 +42,20 @@ void Service::open_run(const Request& request, const Responder& responder, const
   if (number < 0) fields.refuse("model_seq_id", "a number from 0 on");
   const std::string run = run_id(session, number);
   const std::string tenant = request.caller.tenant;
+  const std::int64_t most = request.caller.limits.max_runs;
+  if (is_copy(run))
+    throw_http(409, "model_seq_id {} was used for a copy of weights, which is not trained", number);
   // Promise and run are entered together: a promise without its run would never end.
   Transaction entered(data_.database());
   const auto promise = promises_.make(
       {tenant, session + "/runs", number, path.empty() ? "create_model" : "load_weights",
        sha256_hex(request.body), true, kept_body(request)},
       [&](const std::string& id) {
-        const std::int64_t most = request.caller.limits.max_runs;
-        if (most > 0 && runs_.count(tenant) >= most)
+        if (most > 0 && runs_.count(tenant) >= 2 * most)
           throw HttpError(
               429,
               fmt::format("{} training runs of this key's tenant are in memory, which is the "
-                          "limit: finish a session to free its runs",
+                          "limit, and as many wait: finish a session to free its runs",
                           most),
               kRunRetry_s);
         return dump({{"request_id", id}, {"model_id", run}});
@@ -73,6 +75,10 @@ void Service::open_run(const Request& request, const Responder& responder, const
         .bind(as_json(options).dump())
         .bind(metadata)
         .run();
+    if (promise.is_new) {
+      audit_.note(request.caller, "run_create", run);
+      if (!path.empty()) audit_.note(request.caller, "checkpoint_read", path);
+    }
     entered.commit();
   };
   if (promise.is_new || request.is_replay) {
@@ -86,6 +92,8 @@ void Service::open_run(const Request& request, const Responder& responder, const
     operation.promise = promise.id;
     operation.kind = path.empty() ? "create_model" : "load_weights";
     operation.make = make;
+    operation.most_runs = most;
+    promises_.on_wait(promise.id, [this, run] { return runs_.queue_state(run); });
     operation.then = [run, path](Outcome& outcome) {
       if (outcome.is_failed) return;
       json result{{"type", path.empty() ? "create_model" : "load_weights"}, {"model_id", run}};
@@ -213,6 +221,7 @@ void Service::unload_model(const Request& request, const Responder& responder) {
       [&](const std::string& id) {
         return dump({{"request_id", id}, {"model_id", run}});
       });
+  audit_.note(request.caller, "run_unload", run);
   runs_.close(run, "the run was unloaded by its client");
   forget_run(run, request.caller.tenant);
   promises_.finish(promise.id, Outcome::json(dump({{"type", "unload_model"}, {"model_id", run}})));

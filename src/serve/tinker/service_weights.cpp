@@ -7,16 +7,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::int64_t kLeastTtl_s = 3600, kMostTtl_s = std::int64_t{10} * 366 * 24 * 3600;
 constexpr int kDiskRetry_s = 5;  ///< Until a client may have deleted something.
-
-std::optional<double> expiry_of(const Fields& fields) {
-  const auto seconds = fields.maybe_integer("ttl_seconds");
-  if (!seconds) return std::nullopt;
-  if (*seconds < kLeastTtl_s || *seconds > kMostTtl_s)
-    fields.refuse("ttl_seconds", "3600 seconds to 10 years");
-  return now_s() + static_cast<double>(*seconds);
-}
 
 json cursor_json(const Page& page, std::int64_t total) {
   return {{"offset", page.offset}, {"limit", page.limit}, {"total_count", total}};
@@ -29,6 +20,16 @@ json list_of(const std::vector<Checkpoint>& checkpoints) {
 }
 
 }  // namespace
+
+void Service::require_disk(const Caller& caller) {
+  const std::int64_t most = caller.limits.max_disk_bytes, bytes = checkpoints_.bytes(caller.tenant);
+  if (most > 0 && bytes >= most)
+    throw HttpError(429,
+                    fmt::format("saved weights of this key's tenant have {} bytes, and {} are "
+                                "allowed: delete checkpoints, or let them expire",
+                                bytes, most),
+                    kDiskRetry_s);
+}
 
 void Service::save(const Request& request, const Responder& responder, const Fields& fields,
                    Checkpoint::Kind kind, const std::string& name,
@@ -47,15 +48,7 @@ void Service::save(const Request& request, const Responder& responder, const Fie
   operation.seq = seq > 0 ? seq : -1;
   operation.kind = fmt::format("save_{}", segment_of(kind));
   operation.bytes = request.body.size();
-  operation.check = [this, tenant, most = request.caller.limits.max_disk_bytes] {
-    const std::int64_t bytes = checkpoints_.bytes(tenant);
-    if (most > 0 && bytes >= most)
-      throw HttpError(429,
-                      fmt::format("saved weights of this key's tenant have {} bytes, and {} are "
-                                  "allowed: delete checkpoints, or let them expire",
-                                  bytes, most),
-                      kDiskRetry_s);
-  };
+  operation.check = [this, caller = request.caller] { require_disk(caller); };
   operation.before = [this, planned, tenant, run, kind, name, overwrite] {
     *planned = checkpoints_.plan(tenant, run, kind, name, overwrite);
   };
@@ -64,12 +57,14 @@ void Service::save(const Request& request, const Responder& responder, const Fie
     planned->bytes = folder_bytes(planned->folder);
     return Outcome();
   };
-  operation.then = [this, planned, options, metadata, expires, answer](Outcome& outcome) {
+  operation.then = [this, planned, options, metadata, expires, answer,
+                    caller = request.caller](Outcome& outcome) {
     if (outcome.is_failed) return;
     planned->options = options;
     planned->metadata = metadata;
     planned->expires = expires;
     checkpoints_.add(*planned);
+    audit_.note(caller, "checkpoint_save", planned->path);
     try {
       outcome = Outcome::json(answer(*planned));
     } catch (const HttpError& error) {
@@ -97,18 +92,7 @@ void Service::save_weights_for_sampler(const Request& request, const Responder& 
                   return dump({{"type", "save_weights_for_sampler"}, {"path", saved.path}});
                 });
   }
-  const std::int64_t seq = fields.integer("sampling_session_seq_id");
-  // A request that is run again after a crash must leave what the first run of it left.
-  if (options_.durable_steps == 0) return save_unnamed(request, responder, fields, seq);
-  const std::string session = session_of(fields.text("model_id"));
-  const std::string tenant = request.caller.tenant;
-  save(request, responder, fields, Checkpoint::Kind::kSampler,
-       fmt::format("session-{}-{}", fields.integer("seq_id", 0), seq),
-       [this, tenant, session, seq](const Checkpoint& saved) {
-         // A path besides is an error to SDKs before 0.24.
-         return dump({{"type", "save_weights_for_sampler"},
-                      {"sampling_session_id", add_sampler(tenant, session, seq, saved.path)}});
-       });
+  save_unnamed(request, responder, fields, fields.integer("sampling_session_seq_id"));
 }
 
 void Service::save_unnamed(const Request& request, const Responder& responder, const Fields& fields,
@@ -117,7 +101,7 @@ void Service::save_unnamed(const Request& request, const Responder& responder, c
   require_run(request, run);
   const std::int64_t seq = fields.integer("seq_id", 0);
   auto weights = std::make_shared<SamplerWeights>();
-  weights->name = fmt::format("{}{}/{}", kInMemory, run, number);
+  weights->name = unnamed_name(run, number);
   weights->version = next_version_++;
   Operation operation;
   operation.seq = seq > 0 ? seq : -1;
@@ -134,6 +118,7 @@ void Service::save_unnamed(const Request& request, const Responder& responder, c
       const std::string session = session_of(run);
       const std::string id = add_sampler(tenant, session, number, weights->name);
       if (beats_.contains(session)) weights_.add_unnamed(run, id, weights);
+      // A path besides is an error to SDKs before 0.24.
       outcome =
           Outcome::json(dump({{"type", "save_weights_for_sampler"}, {"sampling_session_id", id}}));
     } catch (const HttpError& error) {
@@ -256,30 +241,36 @@ void Service::list_checkpoints(const Request& request, const Responder& responde
                  {"cursor", cursor_json(page, checkpoints_.count(tenant))}}));
 }
 
+Checkpoint Service::own_checkpoint(const Request& request) {
+  return checkpoints_.own(request.parameters.at("run"), request.parameters.at("id"),
+                          request.caller.tenant);
+}
+
 void Service::delete_checkpoint(const Request& request, const Responder& responder) {
-  checkpoints_.remove(checkpoints_.own(request.parameters.at("run"), request.parameters.at("id"),
-                                       request.caller.tenant));
+  const Checkpoint checkpoint = own_checkpoint(request);
+  checkpoints_.remove(checkpoint);
+  audit_.note(request.caller, "checkpoint_delete", checkpoint.path);
   responder.answer(204, "");
 }
 
 void Service::publish_checkpoint(const Request& request, const Responder& responder) {
-  checkpoints_.set_public(checkpoints_.own(request.parameters.at("run"),
-                                           request.parameters.at("id"), request.caller.tenant),
-                          true);
+  const Checkpoint checkpoint = own_checkpoint(request);
+  checkpoints_.set_public(checkpoint, true);
+  audit_.note(request.caller, "checkpoint_publish", checkpoint.path);
   responder.answer(204, "");
 }
 
 void Service::unpublish_checkpoint(const Request& request, const Responder& responder) {
-  checkpoints_.set_public(checkpoints_.own(request.parameters.at("run"),
-                                           request.parameters.at("id"), request.caller.tenant),
-                          false);
+  const Checkpoint checkpoint = own_checkpoint(request);
+  checkpoints_.set_public(checkpoint, false);
+  audit_.note(request.caller, "checkpoint_unpublish", checkpoint.path);
   responder.answer(204, "");
 }
 
 void Service::set_ttl(const Request& request, const Responder& responder) {
-  checkpoints_.set_expiry(checkpoints_.own(request.parameters.at("run"),
-                                           request.parameters.at("id"), request.caller.tenant),
-                          expiry_of(Fields(request.body)));
+  const Checkpoint checkpoint = own_checkpoint(request);
+  checkpoints_.set_expiry(checkpoint, expiry_of(Fields(request.body)));
+  audit_.note(request.caller, "checkpoint_ttl_set", checkpoint.path);
   responder.answer(204, "");
 }
 

@@ -53,10 +53,15 @@ struct BatchedTensor {
   std::vector<std::int64_t> trailing_shape;
 };
 
-struct ForwardBackwardOutput {
-  std::string loss_fn_output_type = "ArrayRecord";
+/// Consecutive datums whose fields have the same trailing shapes.
+struct ArrayRecord {
   std::map<std::string, BatchedTensor> fields;
   std::int64_t num_datums = 0;
+};
+
+struct ForwardBackwardOutput {
+  std::string loss_fn_output_type = "ArrayRecord";
+  std::vector<ArrayRecord> records;
   std::map<std::string, double> metrics;
 };
 std::string encode(const ForwardBackwardOutput& output);
@@ -75,12 +80,18 @@ struct SampledSequence {
   std::optional<TopkLogprobs> topk;
 };
 
+/// Draws [length - 1, k] in the places of a prompt.
+struct PromptAltTokens {
+  Tensor tokens, logprobs;
+};
+
 struct SampleResponse {
   std::vector<SampledSequence> sequences;
   std::optional<std::vector<float>> prompt_logprobs;  ///< NaN: none.
   std::optional<TopkLogprobs> topk_prompt_logprobs;
   std::int32_t prompt_cache_hit_tokens = 0;
   std::optional<Tensor> target_prompt_logprobs;
+  std::optional<PromptAltTokens> prompt_alt_tokens;
 };
 std::string encode(const SampleResponse& response);
 

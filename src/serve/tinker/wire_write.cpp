@@ -65,15 +65,17 @@ std::string encode(const ForwardBackwardOutput& output) {
   std::string bytes;
   pbf_writer out(bytes);
   put(out, 1, output.loss_fn_output_type);
-  put_message(out, 2, [&](pbf_writer& record) {
-    put(record, 1, output.loss_fn_output_type);
-    for (const auto& [name, tensor] : output.fields) {
-      pbf_writer entry(record, 2);
-      entry.add_string(1, name);
-      put(entry, 2, tensor);
-    }
-    if (output.num_datums != 0) record.add_int64(3, output.num_datums);
-  });
+  for (const ArrayRecord& record : output.records) {
+    put_message(out, 2, [&](pbf_writer& message) {
+      put(message, 1, output.loss_fn_output_type);
+      for (const auto& [name, tensor] : record.fields) {
+        pbf_writer entry(message, 2);
+        entry.add_string(1, name);
+        put(entry, 2, tensor);
+      }
+      if (record.num_datums != 0) message.add_int64(3, record.num_datums);
+    });
+  }
   for (const auto& [name, value] : output.metrics) {
     pbf_writer entry(out, 3);
     entry.add_string(1, name);
@@ -96,6 +98,12 @@ std::string encode(const SampleResponse& response) {
   if (response.topk_prompt_logprobs) put(out, 3, *response.topk_prompt_logprobs);
   if (response.prompt_cache_hit_tokens != 0) out.add_int32(4, response.prompt_cache_hit_tokens);
   if (response.target_prompt_logprobs) put(out, 5, *response.target_prompt_logprobs);
+  if (response.prompt_alt_tokens) {
+    put_message(out, 6, [&](pbf_writer& message) {
+      put(message, 1, response.prompt_alt_tokens->tokens);
+      put(message, 2, response.prompt_alt_tokens->logprobs);
+    });
+  }
   return bytes;
 }
 

@@ -16,7 +16,8 @@ POSTS = ["client/config", "client/dynamic_config", "create_session", "session_he
          "create_sampling_session", "join_sampling_session", "asample", "create_custom_loss", "copy_weights"]
 FIELDS = ["session_id", "model_id", "model_seq_id", "seq_id", "base_model", "lora_config", "path", "tinker_path", "request_id", "target",
           "sampling_session_id", "sampling_session_seq_id", "prompt", "sampling_params", "num_samples", "adam_params", "optimizer",
-          "forward_backward_input", "forward_input", "limit", "cursor", "reason", "timeout", "retrieved_request_ids", "prev_cursor"]
+          "forward_backward_input", "forward_input", "limit", "cursor", "reason", "timeout", "retrieved_request_ids", "prev_cursor",
+          "source_path", "destination_project_id", "ttl_seconds", "prompt_alt_tokens_k", "weights_access_token"]
 
 
 class Caller:

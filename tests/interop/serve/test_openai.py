@@ -46,6 +46,19 @@ def test_a_stream_says_what_the_whole_answer_says(client):
     assert 0 < usage.prompt_tokens_details.cached_tokens < usage.prompt_tokens
 
 
+def test_token_ids_in_and_out_say_what_the_completion_says(server, client):
+    prompt = [5, 17, 300, 12]
+    text = client.completions.create(model=NAME, prompt=prompt, max_tokens=6, seed=3, extra_body={"return_token_ids": True})
+    answer = httpx.post(server.url + "/inference/v1/generate", json={
+        "model": NAME, "token_ids": prompt, "priority": 1, "sampling_params": {"max_tokens": 6, "seed": 3, "logprobs": 1}}).json()
+    choice = answer["choices"][0]
+    assert choice["token_ids"] == text.choices[0].token_ids and len(choice["logprobs"]["content"]) == 6
+    assert choice["weight_versions"] == [0] * 6
+    metrics = httpx.get(server.url + "/metrics").text
+    assert 'vllm:lora_requests_info{max_lora="8",running_lora_adapters="",waiting_lora_adapters=""}' in metrics
+    assert "vllm:request_queue_time_seconds_count" in metrics and "vllm:request_prefill_time_seconds_count" in metrics
+
+
 def test_the_same_seed_gives_the_same_answer_alone_and_among_others(server, client):
     alone = chat(client, seed=5, temperature=2).choices[0].message.content
 

@@ -148,6 +148,58 @@ def test_only_the_end_of_a_prompt_is_scored(server):
     assert 'vllm:request_success_total{finished_reason="length"' in metrics
 
 
+def test_alternatives_are_drawn_in_the_places_of_a_prompt(server):
+    sampler = client(server).create_sampling_client(base_model=NAME).result()
+    prompt = types.ModelInput.from_ints(TOKENS)
+    told = sampler.sample(prompt, 1, types.SamplingParams(max_tokens=1, seed=4), prompt_alt_tokens_k=3, topk_prompt_logprobs=1).result()
+    ids, logprobs = told.prompt_alt_tokens.tokens.to_torch(), told.prompt_alt_tokens.logprobs.to_torch()
+    assert ids.shape == logprobs.shape == (len(TOKENS) - 1, 3) and len(set(ids.flatten().tolist())) > 3
+    again = sampler.sample(prompt, 1, types.SamplingParams(max_tokens=1), target_prompt_logprobs=types.TensorData.from_torch(ids)).result()
+    numpy.testing.assert_allclose(again.target_prompt_logprobs.to_torch(), logprobs, atol=1e-5)
+    greedy = sampler.sample(prompt, 1, types.SamplingParams(max_tokens=1, temperature=0), prompt_alt_tokens_k=2,
+                            topk_prompt_logprobs=1).result()
+    best = [row[0][0] for row in greedy.topk_prompt_logprobs[1:]]
+    assert greedy.prompt_alt_tokens.tokens.to_torch().tolist() == [[each, each] for each in best]
+
+
+def soft_datum(targets, weights, sparse):
+    make = types.TensorData.from_torch_sparse if sparse else types.TensorData.from_torch
+    return types.Datum(model_input=types.ModelInput.from_ints(TOKENS[:-1]),
+                       loss_fn_inputs={"target_tokens": make(targets), "weights": make(weights)})
+
+
+def test_soft_targets_weigh_several_tokens_in_a_place(server):
+    service = client(server)
+    run, other = (service.create_lora_training_client(base_model=NAME, rank=4, seed=1).result() for _ in range(2))
+    places, width = len(TOKENS) - 1, 4
+    targets = torch.arange(places * width).reshape(places, width) * 7 % 900 + 1
+    weights = torch.linspace(-1, 2, places * width).reshape(places, width)
+    soft = run.forward_backward([soft_datum(targets, weights, False), datum()], "cross_entropy").result()
+    assert soft.loss_fn_outputs[0]["logprobs"].shape == [places, width] and soft.loss_fn_outputs[1]["logprobs"].shape == [places]
+    hard = [types.Datum(model_input=types.ModelInput.from_ints(TOKENS[:-1]),
+                        loss_fn_inputs={"target_tokens": targets[:, k].tolist(), "weights": weights[:, k].tolist()}) for k in range(width)]
+    sums = other.forward_backward(hard + [datum()], "cross_entropy").result()
+    assert soft.metrics["loss:sum"] == pytest.approx(sums.metrics["loss:sum"], rel=1e-4)
+    found = soft.loss_fn_outputs[0]["logprobs"].to_torch()
+    for k in range(width):
+        numpy.testing.assert_allclose(found[:, k], sums.loss_fn_outputs[k]["logprobs"].data, atol=1e-4)
+    norms = [each.optim_step(types.AdamParams(learning_rate=1e-3)).result().metrics["grad_norm:mean"] for each in (run, other)]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-4)
+    # As CSR matrices, which hold the cells alone that have a target.
+    targets[weights < 1.5] = 0
+    weights[weights < 1.5] = 0
+    sparse = soft_datum(targets, weights, True)
+    assert sparse.loss_fn_inputs["target_tokens"].sparse_crow_indices is not None
+    told = run.forward([sparse], "cross_entropy").result()
+    hard = [types.Datum(model_input=types.ModelInput.from_ints(TOKENS[:-1]),
+                        loss_fn_inputs={"target_tokens": targets[:, k].tolist(), "weights": weights[:, k].tolist()}) for k in range(width)]
+    assert told.metrics["loss:sum"] == pytest.approx(run.forward(hard, "cross_entropy").result().metrics["loss:sum"], rel=1e-4)
+    with pytest.raises(tinker.RequestFailedError, match="takes one target a token"):
+        run.forward([types.Datum(model_input=types.ModelInput.from_ints(TOKENS[:-1]), loss_fn_inputs={
+            "target_tokens": types.TensorData.from_torch(targets), "logprobs": types.TensorData.from_torch(weights),
+            "advantages": types.TensorData.from_torch(weights)})], "ppo").result()
+
+
 def test_user_errors_reach_the_user(server):
     service = client(server)
     run = service.create_lora_training_client(base_model=NAME, rank=4).result()
@@ -186,11 +238,16 @@ def test_a_killed_server_loses_no_promise_with_durable_steps(server):
     service = client(server)
     whole, cut = (service.create_lora_training_client(base_model=NAME, rank=8, seed=5).result() for _ in range(2))
     expected = train(whole, 8)
-    losses = train(cut, 3)
+    losses = train(cut, 1)
+    early = cut.save_weights_and_get_sampling_client().result()  # lies in the state after the second step
+    losses += train(cut, 2)
+    late = cut.save_weights_and_get_sampling_client().result()  # made again
+    said = [each.compute_logprobs(types.ModelInput.from_ints(TOKENS)).result() for each in (early, late)]
     work = cut.forward_backward([datum()], "cross_entropy")
     step = cut.optim_step(types.AdamParams(learning_rate=3e-3))
     server.stop(signal.SIGKILL)
     server.start(*settings)
     losses.append(work.result().metrics["loss:sum"] / (len(TOKENS) - 1))
     step.result()
+    assert [each.compute_logprobs(types.ModelInput.from_ints(TOKENS)).result() for each in (early, late)] == said
     assert losses + train(cut, 4) == expected

@@ -174,6 +174,8 @@ def random_sample(draw):
         told["topk"] = random_topk(draw, message.topk_prompt_logprobs)
     if draw.random() < 0.5:
         told["targets"] = random_tensor(draw, message.target_prompt_logprobs)
+    if draw.random() < 0.5:
+        told["alternatives"] = {key: random_tensor(draw, getattr(message.prompt_alt_tokens, key)) for key in ("tokens", "logprobs")}
     return message, {"sample": told}
 
 
@@ -181,14 +183,16 @@ def random_output(draw):
     """Without names that begin another: Python's runtime sorts the longer one first, others the shorter."""
     kind = name(draw)
     message = pb.ForwardBackwardOutput(loss_fn_output_type=kind)
-    record = message.loss_fn_outputs.add(type_tag=kind, num_datums=draw.choice([0, 1, 300]))
-    told = {"type": kind, "num_datums": record.num_datums, "fields": {}, "metrics": {}}
-    for key in draw.sample(["logprobs", "elementwise_loss", "ü", "kl"], draw.randrange(4)):
-        data, offsets = random_bytes(draw), [draw.randrange(2**40) for _ in range(draw.randrange(4))]
-        dtype, shape = draw.randrange(5), draw.choices([0, 1, 2**40], k=draw.randrange(3))
-        record.fields[key].CopyFrom(pb.BatchedTensor(data=data, offsets=struct.pack(f"<{len(offsets)}q", *offsets), dtype=dtype,
-                                                     trailing_shape=shape))
-        told["fields"][key] = {"data": data.hex(), "offsets": offsets, "dtype": dtype, "trailing_shape": shape}
+    told = {"type": kind, "records": [], "metrics": {}}
+    for _ in range(draw.randrange(3)):
+        record = message.loss_fn_outputs.add(type_tag=kind, num_datums=draw.choice([0, 1, 300]))
+        told["records"].append({"num_datums": record.num_datums, "fields": {}})
+        for key in draw.sample(["logprobs", "elementwise_loss", "ü", "kl"], draw.randrange(4)):
+            data, offsets = random_bytes(draw), [draw.randrange(2**40) for _ in range(draw.randrange(4))]
+            dtype, shape = draw.randrange(5), draw.choices([0, 1, 2**40], k=draw.randrange(3))
+            record.fields[key].CopyFrom(pb.BatchedTensor(data=data, offsets=struct.pack(f"<{len(offsets)}q", *offsets), dtype=dtype,
+                                                         trailing_shape=shape))
+            told["records"][-1]["fields"][key] = {"data": data.hex(), "offsets": offsets, "dtype": dtype, "trailing_shape": shape}
     for key in draw.sample(["loss:sum", "a:mean", "a:max"], draw.randrange(3)):
         told["metrics"][key] = message.metrics[key] = draw.choice([0.0, 1.5, -1e-300])
     return message, {"output": told}

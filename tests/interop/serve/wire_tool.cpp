@@ -58,17 +58,30 @@ TopkLogprobs topk_of(const json& value) {
   return {value.at("ids"), value.at("logprobs"), value.at("k"), value.at("length")};
 }
 
+Tensor tensor_of(const json& tensor) {
+  const bool is_sparse = tensor.contains("crow");
+  return {is_sparse,
+          unhex(tensor.at("values")),
+          is_sparse ? unhex(tensor.at("crow")) : "",
+          is_sparse ? unhex(tensor.at("col")) : "",
+          static_cast<DType>(tensor.at("dtype").get<int>()),
+          tensor.at("shape")};
+}
+
 std::string encoded(const json& value) {
   if (value.contains("output")) {
     const json& in = value.at("output");
     ForwardBackwardOutput output;
     output.loss_fn_output_type = in.at("type");
-    output.num_datums = in.at("num_datums");
     output.metrics = in.at("metrics").get<std::map<std::string, double>>();
-    for (const auto& [name, field] : in.at("fields").items())
-      output.fields[name] = {unhex(field.at("data")), field.at("offsets"),
-                             static_cast<DType>(field.at("dtype").get<int>()),
-                             field.at("trailing_shape")};
+    for (const json& told : in.at("records")) {
+      ArrayRecord& record = output.records.emplace_back();
+      record.num_datums = told.at("num_datums");
+      for (const auto& [name, field] : told.at("fields").items())
+        record.fields[name] = {unhex(field.at("data")), field.at("offsets"),
+                               static_cast<DType>(field.at("dtype").get<int>()),
+                               field.at("trailing_shape")};
+    }
     return encode(output);
   }
   const json& in = value.at("sample");
@@ -82,15 +95,10 @@ std::string encoded(const json& value) {
     response.prompt_logprobs = in.at("prompt_logprobs").get<std::vector<float>>();
   if (in.contains("topk")) response.topk_prompt_logprobs = topk_of(in.at("topk"));
   response.prompt_cache_hit_tokens = in.at("cached");
-  if (in.contains("targets")) {
-    const json& tensor = in.at("targets");
-    const bool is_sparse = tensor.contains("crow");
-    response.target_prompt_logprobs = {is_sparse,
-                                       unhex(tensor.at("values")),
-                                       is_sparse ? unhex(tensor.at("crow")) : "",
-                                       is_sparse ? unhex(tensor.at("col")) : "",
-                                       static_cast<DType>(tensor.at("dtype").get<int>()),
-                                       tensor.at("shape")};
+  if (in.contains("targets")) response.target_prompt_logprobs = tensor_of(in.at("targets"));
+  if (in.contains("alternatives")) {
+    const json& both = in.at("alternatives");
+    response.prompt_alt_tokens = {tensor_of(both.at("tokens")), tensor_of(both.at("logprobs"))};
   }
   return encode(response);
 }

@@ -1,0 +1,201 @@
+// Copies of checkpoints, and the record of who did what and used how much.
+#include <algorithm>
+#include <chrono>
+#include <future>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "serve/usage_keeper.h"
+#include "served.h"
+#include "testing/temporary_directory.h"
+
+namespace heddle::serve {
+namespace {
+
+using nlohmann::json;
+using testing::ApiClient;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using testing::Served;
+
+using Directory = heddle::testing::TemporaryDirectory;
+
+/// A client with a checkpoint.
+class Owner {
+ public:
+  Owner(const Served& served, const std::string& key)
+      : caller(served.port(), key),
+        session(caller.session()),
+        run(caller.create_model(session).at("model_id")),
+        path(caller
+                 .wait(
+                     caller.post("save_weights", {{"model_id", run}, {"path", "w"}, {"seq_id", 1}}))
+                 .at("path")) {}
+
+  json copy(json more) {
+    json body{{"source_path", path}};
+    body.update(more);
+    return caller.post("copy_weights", body);
+  }
+
+  ApiClient caller;
+  std::string session, run, path;
+};
+
+TEST(TinkerCopies, ACopyIsACheckpointOfItsOwnThatIsNotTrained) {
+  const Directory folder;
+  Served served(folder.path());
+  Owner owner(served, "");
+  const json body{{"session_id", owner.session}, {"model_seq_id", 5}, {"ttl_seconds", 7200}};
+  const std::string copy = owner.copy(body).at("tinker_path");
+  EXPECT_EQ(copy, "tinker://" + owner.session + ":train:5/weights/w");
+  EXPECT_EQ(owner.copy(body).at("tinker_path"), copy) << "a repeat makes no other";
+  const json all = owner.caller.get("checkpoints").at("checkpoints");
+  ASSERT_EQ(all.size(), 2U);
+  EXPECT_EQ(std::ranges::count_if(all, [](const json& c) { return c.contains("expires_at"); }), 1)
+      << "the source's end is not the copy's";
+  // It outlives its source.
+  owner.caller.raw("DELETE", "training_runs/" + owner.run + "/checkpoints/weights/w", "");
+  EXPECT_EQ(owner.caller.post("weights_info", {{"tinker_path", copy}}).at("lora_rank"), 8);
+  const json loaded = owner.caller.wait(owner.caller.post(
+      "load_weights",
+      {{"path", copy}, {"optimizer", true}, {"session_id", owner.session}, {"model_seq_id", 6}}));
+  EXPECT_EQ(loaded.at("path"), copy);
+  owner.caller.post("optim_step", ApiClient::step(owner.session + ":train:5", 1));
+  EXPECT_EQ(owner.caller.status, 404) << "there is nothing to train";
+  owner.caller.create_model(owner.session, 5);
+  EXPECT_EQ(owner.caller.status, 409);
+  owner.path = copy;
+  owner.copy({{"session_id", owner.session}, {"model_seq_id", 0}});
+  EXPECT_EQ(owner.caller.status, 409) << "the number is a run's";
+}
+
+TEST(TinkerCopies, TheOneProjectIsNamedAndARepeatIsKnownByItsKey) {
+  const Directory folder;
+  Served served(folder.path());
+  Owner owner(served, "");
+  EXPECT_THAT(owner.copy({{"destination_project_id", "p"}}).at("detail").get<std::string>(),
+              HasSubstr("one project, which is 'default'"));
+  EXPECT_EQ(owner.caller.status, 400);
+  const json body{{"source_path", owner.path}, {"destination_project_id", "default"}};
+  const auto send = [&](const char* key) {
+    return json::parse(testing::body_of(testing::Client(served.port())
+                                            .ask("POST", "/api/v1/copy_weights", body.dump(),
+                                                 std::string("X-Idempotency-Key: ") + key +
+                                                     "\r\nContent-Type: application/json\r\n")))
+        .at("tinker_path")
+        .get<std::string>();
+  };
+  const std::string first = send("one");
+  EXPECT_EQ(send("one"), first);
+  EXPECT_NE(send("two"), first);
+}
+
+TEST(TinkerCopies, OnlyReadableWeightsAreCopied) {
+  const Directory folder;
+  Served served(folder.path());
+  const std::string ann = served.keys().add("ann", "train"),
+                    bob = served.keys().add("bob", "train");
+  Owner owner(served, ann), other(served, bob);
+  const json into{{"session_id", other.session}, {"model_seq_id", 3}};
+  other.path = owner.path;
+  other.copy(into);
+  EXPECT_EQ(other.caller.status, 404);
+  owner.caller.post("training_runs/" + owner.run + "/checkpoints/weights/w/publish",
+                    json::object());
+  EXPECT_EQ(other.copy(into).at("tinker_path"), "tinker://" + other.session + ":train:3/weights/w");
+  other.copy({{"session_id", owner.session}, {"model_seq_id", 4}});
+  EXPECT_EQ(other.caller.status, 404) << "somebody else's session";
+  json token = into;
+  token["weights_access_token"] = "t";
+  other.copy(token);
+  EXPECT_EQ(other.caller.status, 400);
+}
+
+TEST(TinkerCopies, TheAuditLogTellsAdminsWhoDidWhat) {
+  const Directory folder;
+  Served served(folder.path());
+  const std::string ann = served.keys().add("ann", "train"),
+                    admin = served.keys().add("ops", "admin,read");
+  Owner owner(served, ann);
+  owner.copy({{"session_id", owner.session}, {"model_seq_id", 2}});
+  owner.caller.raw("DELETE", "training_runs/" + owner.run + "/checkpoints/weights/w", "");
+  ApiClient reader(served.port(), admin);
+  std::vector<std::string> events;
+  const json log = reader.get("audit");
+  for (const json& entry : log.at("entries")) {
+    EXPECT_EQ(entry.at("event_details").at("tenant"), "ann");
+    EXPECT_EQ(entry.at("event_details").at("key_prefix"), ann.substr(0, 12));
+    events.push_back(entry.at("event").get<std::string>() + " " +
+                     entry.at("event_details").at("object").get<std::string>());
+  }
+  EXPECT_THAT(events,
+              ElementsAre("session_create " + owner.session, "run_create " + owner.run,
+                          "checkpoint_save " + owner.path, "checkpoint_read " + owner.path,
+                          "checkpoint_copy tinker://" + owner.session + ":train:2/weights/w",
+                          "checkpoint_delete " + owner.path));
+  EXPECT_EQ(reader.get("audit?event_type=checkpoints").at("entries").size(), 4U);
+  EXPECT_EQ(reader.get("audit?day=2001-02-03").at("entries").size(), 0U);
+  reader.get("audit?day=2001-02-30");
+  EXPECT_EQ(reader.status, 422);
+  reader.get("audit?event_type=secrets");
+  EXPECT_EQ(reader.status, 422);
+  owner.caller.get("audit");
+  EXPECT_EQ(owner.caller.status, 403);
+}
+
+TEST(Usage, IsAddedByDayAndKeptWhereTheDiskIsFull) {
+  const Directory folder;
+  DataDirectory data(folder.path());
+  Server server;
+  Quotas quotas;
+  UsageKeeper keeper(server, quotas, data.database());
+  const UsageTable table(data.database());
+  const auto use = [&](std::int64_t tokens) {
+    quotas.admit({"ann", "", {}, {}}, Cost::kRequest)
+        .meter->add_tokens(Meter::Tokens::kTrained, tokens);
+  };
+  use(5);
+  data.database().execute("ALTER TABLE usage RENAME TO hidden");
+  EXPECT_THROW(keeper.save(), FileError);
+  data.database().execute("ALTER TABLE hidden RENAME TO usage");
+  use(7);
+  keeper.save();
+  keeper.save();
+  std::int64_t requests = 0, trained = 0;
+  for (const UsageTable::Row& row : table.list("2000-01-01")) {  // two, if midnight passes
+    EXPECT_EQ(row.tenant, "ann");
+    requests += row.requests;
+    trained += row.trained;
+  }
+  EXPECT_EQ(requests, 2);
+  EXPECT_EQ(trained, 12);
+  EXPECT_TRUE(table.list("9999-01-01").empty());
+}
+
+TEST(ModelThread, ATurnIsOverdueAfterItsTimeAndThatOfItsTokens) {
+  auto made = std::make_unique<testing::RecordingBackend>();
+  ModelThread model(std::move(made));
+  const auto soon = std::chrono::steady_clock::now() + std::chrono::hours(1);
+  EXPECT_FALSE(model.overdue(1, soon)) << "nothing runs";
+  std::promise<void> began, may_end;
+  model.run(
+      [&](Backend&) {
+        began.set_value();
+        may_end.get_future().wait();
+      },
+      1000);
+  began.get_future().wait();
+  // A tenth of a second for each of the tokens: 100 s.
+  EXPECT_FALSE(model.overdue(3600, soon));
+  ASSERT_TRUE(model.overdue(3400, soon));
+  may_end.set_value();
+}
+
+}  // namespace
+}  // namespace heddle::serve
