@@ -6,6 +6,7 @@
 #include "ops/attention/attention_decode.h"
 #include "ops/causal_conv1d/causal_conv1d.h"
 #include "ops/causal_conv1d/conv_decode.h"
+#include "ops/decode_step/decode_step.h"
 #include "ops/embedding/embedding.h"
 #include "ops/gated_delta_net/gated_delta_net.h"
 #include "ops/gated_delta_net/gated_delta_rule_decode.h"
@@ -102,6 +103,29 @@ ops::Linear::Dims trained_layers(const Config& config, const Degrees& degrees,
   return dims;
 }
 
+/// Steps of a dense hybrid model that one rank has whole.
+void add_decode_step(Requests& requests, const Config& config) {
+  const nn::GatedDeltaNetDims* const delta = config.gated_delta_net();
+  const nn::AttentionDims* const attention = config.attention();
+  if (delta == nullptr || attention == nullptr || config.is_moe() ||
+      delta->interleaved_projections || requests.degrees.tp > 1 || requests.degrees.ulysses > 1)
+    return;
+  requests.add_decoding<ops::DecodeStep>({.layers = config.num_hidden_layers(),
+                                          .hidden_size = config.hidden_size,
+                                          .intermediate_size = config.layers[0].intermediate_size,
+                                          .vocab_size = config.vocab_size,
+                                          .num_key_heads = delta->num_key_heads,
+                                          .num_value_heads = delta->num_value_heads,
+                                          .key_head_dim = delta->key_head_dim,
+                                          .value_head_dim = delta->value_head_dim,
+                                          .conv_kernel = delta->conv_kernel,
+                                          .num_attention_heads = attention->num_attention_heads,
+                                          .num_key_value_heads = attention->num_key_value_heads,
+                                          .head_dim = attention->head_dim,
+                                          .rotary_dim = config.rotary_dim,
+                                          .has_output_gate = attention->has_output_gate});
+}
+
 }  // namespace
 
 std::vector<ops::OpRequest> kernel_requests(const Config& config, const Degrees& degrees,
@@ -122,6 +146,7 @@ std::vector<ops::OpRequest> kernel_requests(const Config& config, const Degrees&
   requests.add<ops::LinearCrossEntropy>(
       {.hidden_size = config.hidden_size, .vocab_size = config.vocab_size});
   requests.add<ops::AdamwStep>();
+  add_decode_step(requests, config);
   requests.add_decoding<ops::SampleTokens>();
   return requests.all;
 }

@@ -20,6 +20,7 @@ const Registry& builtin_registry() {
     register_frozen_experts(made);
     register_linear_cross_entropy(made);
     register_optimizer_step(made);
+    register_decode_step(made);
     register_sampling(made);
     return made;
   }();

@@ -23,6 +23,7 @@ void register_moe(Registry& registry);
 void register_frozen_experts(Registry& registry);
 void register_linear_cross_entropy(Registry& registry);
 void register_optimizer_step(Registry& registry);
+void register_decode_step(Registry& registry);
 void register_sampling(Registry& registry);  ///< sample_tokens
 
 }  // namespace heddle::ops

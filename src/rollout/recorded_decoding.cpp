@@ -12,8 +12,10 @@
 #include <utility>
 
 #include "device/upload.h"
+#include "models/decode_step_model.h"
 #include "nn/row_adapters.h"
 #include "ops/autograd.h"
+#include "ops/decode_step/decode_step.h"
 #include "ops/moe/moe.h"
 
 namespace heddle::rollout {
@@ -128,21 +130,24 @@ RecordedDecoding::Step RecordedDecoding::make_step(
       at::empty({batch, 3}, at::TensorOptions().dtype(at::kDouble).pinned_memory(true));
   step.set = set;
   step.runs = at::empty({key.runs, 4}, at::TensorOptions().dtype(at::kInt).device(device));
+  models::Model& model = *placed_.model;
+  const bool is_base = key.set == nullptr && key.rank == 0;
+  if (is_base && ops::can_decode_in_one_step(model.kernels())) {
+    step.exchange = ops::decode_step_exchange(
+        model.kernels(), models::decode_step_model(model, pool_.cache()), batch);
+  }
   std::vector<std::int32_t> boundaries(static_cast<std::size_t>(batch) + 1);
   for (std::size_t i = 0; i < boundaries.size(); ++i) boundaries[i] = static_cast<std::int32_t>(i);
   step.sequences = ops::Sequences::from_host(boundaries, device);
   return step;
 }
 
-void RecordedDecoding::run(Step& step, const Key& key) const {
+at::Tensor RecordedDecoding::run_layers(const Step& step, const Key& key,
+                                        const ops::CacheRows& rows) const {
   models::Model& model = *placed_.model;
   nn::CachedSequences cached;
   cached.cache = &pool_.cache();
-  // The host's copies stay empty: the graph is replayed with other numbers.
-  cached.rows.slots = step.whole.select(0, kSlot);
-  cached.rows.lengths = step.whole.select(0, kLength);
-  cached.rows.pages = step.pages;
-  cached.rows.longest = key.longest;
+  cached.rows = rows;
   cached.rotary = rotary_;
   nn::Pass pass = model.cached_pass(step.sequences, std::move(cached));
   if (key.set != nullptr) pass.adapters = {{key.set, key.batch, {}}};
@@ -150,7 +155,24 @@ void RecordedDecoding::run(Step& step, const Key& key) const {
   if (key.rank > 0) by_row = tables_->adapters(step.runs, key.rank);
   if (by_row) pass.row_adapters = &*by_row;
   const at::Tensor hidden = placed_.pipeline->evaluate(model, step.whole.select(0, kToken), pass);
-  step.logits = model.logits(model.final_norm(hidden));
+  return model.logits(model.final_norm(hidden));
+}
+
+void RecordedDecoding::run(Step& step, const Key& key) const {
+  models::Model& model = *placed_.model;
+  ops::CacheRows rows;
+  // The host's copies stay empty: the graph is replayed with other numbers.
+  rows.slots = step.whole.select(0, kSlot);
+  rows.lengths = step.whole.select(0, kLength);
+  rows.pages = step.pages;
+  rows.longest = key.longest;
+  if (step.exchange.defined()) {
+    step.logits =
+        ops::decode_step(model.kernels(), models::decode_step_model(model, pool_.cache()),
+                         model.embed(step.whole.select(0, kToken)), rows, rotary_, step.exchange);
+  } else {
+    step.logits = run_layers(step, key, rows);
+  }
   if (!key.draws) return;
   const DrawTables tables{step.whole.narrow(0, 0, kDraws), step.real};
   const ops::SampleTokens::Tokens tokens =

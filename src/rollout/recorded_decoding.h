@@ -73,6 +73,7 @@ class RecordedDecoding {
     at::Tensor drawn;                         ///< [batch,3], see TokenTable, of plain draws.
     at::Tensor drawn_host;                    ///< Pinned.
     std::unique_ptr<device::Graph> graph;
+    at::Tensor exchange;  ///< Of ops::decode_step; undefined: the layers run one by one.
   };
 
   struct Key {
@@ -86,6 +87,8 @@ class RecordedDecoding {
 
   Step make_step(const Key& key, const std::shared_ptr<const nn::AdapterSet>& set) const;
   void run(Step& step, const Key& key) const;
+  /// Logits of the step's tokens, by the layers one after another.
+  at::Tensor run_layers(const Step& step, const Key& key, const ops::CacheRows& rows) const;
   Numbers numbers_of(const std::vector<Row>& rows, const std::vector<Draw>& draws,
                      std::int64_t batch) const;
   /// Brings the rows' numbers and pages to where the graph reads them.

@@ -3,11 +3,12 @@
 #pragma once
 
 #include "model.h"
-#include "words.cuh"
+#include "ops/decode_step/cuda/words.cuh"
 
 namespace heddle::step_probe {
 
 using namespace ops::cuda;
+using namespace ops::cuda::decode;
 
 /// Bytes between rows of a slot: 16-byte loads without conflict.
 constexpr int kPitch = 2048 + 64;

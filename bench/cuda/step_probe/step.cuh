@@ -17,10 +17,9 @@
 // those of an eighth or a sixteenth of the CTAs.
 #pragma once
 
-#include "fragments.cuh"
 #include "loader.cuh"
 #include "model.h"
-#include "words.cuh"
+#include "ops/decode_step/cuda/fragments.cuh"
 
 namespace heddle::step_probe {
 

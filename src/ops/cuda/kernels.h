@@ -10,6 +10,7 @@ void add_attention(Registry& registry);
 void add_attention_decode(Registry& registry);
 void add_causal_conv1d(Registry& registry);
 void add_conv_decode(Registry& registry);
+void add_decode_step(Registry& registry);
 void add_embedding(Registry& registry);
 void add_fp8_linear(Registry& registry);
 void add_frozen_experts(Registry& registry);

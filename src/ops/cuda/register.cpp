@@ -23,6 +23,7 @@ void register_cuda(Registry& registry) {
   cuda::add_frozen_experts(registry);
   cuda::add_linear_cross_entropy(registry);
   cuda::add_adamw(registry);
+  cuda::add_decode_step(registry);
   cuda::add_sample_tokens(registry);
 }
 

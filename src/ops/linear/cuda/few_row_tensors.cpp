@@ -9,6 +9,7 @@
 
 #include "ops/cuda/tensor.h"
 #include "ops/grouped_low_rank/cuda/slot_tensors.h"
+#include "ops/kernel_choice.h"
 #include "ops/linear/cuda/batch_rows.h"
 #include "ops/linear/cuda/few_rows.h"
 #include "ops/linear/few_row_layers.h"
@@ -64,13 +65,6 @@ constexpr std::int64_t kLowDepth = 128;
 bool is_narrow(const Products& sum) { return sum[0].b.size(0) <= kNarrow; }
 
 bool has_change(const FewRowLayers::Layer& layer) { return layer.a.defined(); }
-
-bool uses(const KernelTable& kernels, const char* op, const char* kernel) {
-  const auto& choices = kernels.choices();
-  return std::any_of(choices.begin(), choices.end(), [&](const KernelTable::Choice& choice) {
-    return choice.op == op && choice.kernel == kernel;
-  });
-}
 
 /// The change of layer `i`; its lows are columns of `lows`, see empty_lows().
 cuda::FewRowChange change_of(const FewRowLayers& call, std::size_t i, const at::Tensor& lows,
@@ -198,9 +192,9 @@ namespace heddle::ops {
 Tensors few_row_layers(const KernelTable& kernels, const FewRowLayers& call) {
   using namespace linear_cuda;
   if (kernels.get<Linear>().forward != forward || !fit_one_launch(call)) return {};
-  if (call.norm && !uses(kernels, "rms_norm", "cuda.fused")) return {};
-  if (call.is_gated && !uses(kernels, "swiglu", "cuda.fused")) return {};
-  if (call.slots && !uses(kernels, "grouped_low_rank", "cuda.sm90_grouped")) return {};
+  if (call.norm && !chose(kernels, "rms_norm", "cuda.fused")) return {};
+  if (call.is_gated && !chose(kernels, "swiglu", "cuda.fused")) return {};
+  if (call.slots && !chose(kernels, "grouped_low_rank", "cuda.sm90_grouped")) return {};
   const cuda::OnDevice on(call.x);
   cuda::FewRowNorm norm;
   if (call.norm) {

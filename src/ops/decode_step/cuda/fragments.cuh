@@ -3,9 +3,7 @@
 
 #include "ops/cuda/ptx.cuh"
 
-namespace heddle::step_probe {
-
-using ops::cuda::u32;
+namespace heddle::ops::cuda::decode {
 
 __device__ __forceinline__ void mma(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
   asm volatile(
@@ -21,4 +19,4 @@ __device__ __forceinline__ u32 transposed(u32 v) {
 }
 __device__ __forceinline__ float silu(float x) { return x / (1.f + __expf(-x)); }
 
-}  // namespace heddle::step_probe
+}  // namespace heddle::ops::cuda::decode

@@ -4,10 +4,7 @@
 
 #include "ops/cuda/ptx.cuh"
 
-namespace heddle::step_probe {
-
-using ops::cuda::bf16;
-using ops::cuda::u32;
+namespace heddle::ops::cuda::decode {
 
 /// Numbers are stored times 2^-64. Then the highest bit of the exponent of any number below 2^65
 /// is 0, and this bit of the word's second number is free to hold the round's lowest bit.
@@ -20,10 +17,20 @@ __device__ __forceinline__ u32 make_word(float lo, float hi, u32 round) {
   constexpr float kMost = 1.9921875f;  // the largest bf16 below 2
   lo = fminf(fmaxf(lo * kStored, -kMost), kMost);
   hi = fminf(fmaxf(hi * kStored, -kMost), kMost);
-  return ops::cuda::pack_bf16(lo, hi) | (round & 1) << 30;
+  return pack_bf16(lo, hi) | (round & 1) << 30;
 }
+/// A word of one float, clamped likewise.
+__device__ __forceinline__ u32 make_word(float x, u32 round) {
+  const float most = __uint_as_float(0x3fffffffu);  // the largest float below 2
+  return __float_as_uint(fminf(fmaxf(x * kStored, -most), most)) | (round & 1) << 30;
+}
+__device__ __forceinline__ float float_of(u32 word) { return __uint_as_float(word) * kRead; }
 __device__ __forceinline__ void store_word(u32* to, u32 word) {
   asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(word) : "memory");
+}
+__device__ __forceinline__ void store_words(u32* to, u32 first, u32 second) {
+  asm volatile("st.relaxed.gpu.global.v2.u32 [%0], {%1,%2};" ::"l"(to), "r"(first), "r"(second)
+               : "memory");
 }
 __device__ __forceinline__ void load_words(uint4& v, const u32* p) {
   asm volatile("ld.relaxed.gpu.global.v4.u32 {%0,%1,%2,%3}, [%4];"
@@ -76,4 +83,4 @@ __device__ __forceinline__ void await_words(T (&v)[N], const u32* base, u32 roun
   for (int i = 0; i < N; ++i) clear(v[i]);
 }
 
-}  // namespace heddle::step_probe
+}  // namespace heddle::ops::cuda::decode

@@ -1,0 +1,334 @@
+// The mixer of an attention layer: norms and rotation of queries and keys, the new key and value in
+// their page, attention over the pages, output gate.
+//
+// A CTA attends with the query heads of one key head of one row to a part of its keys, and hands on
+// outputs that are not yet divided; then it joins the parts of its columns of the mixer's output. A
+// warp takes a key at a time, a lane 8 numbers of it; the first keys are on their way before the
+// inputs are looked for.
+#pragma once
+
+#include "ops/decode_step/cuda/delta_net.cuh"
+
+namespace heddle::ops::cuda::decode {
+
+/// Where the keys of a row and a head lie, from a lane's 8 numbers on.
+struct KeyPlaces {
+  const int* table;
+  int shift, head, element;
+  __device__ __forceinline__ int64_t operator()(int64_t key) const {
+    const int64_t page = __ldg(table + (key >> shift));
+    return (((page << shift) + (key & ((1 << shift) - 1))) * Shape::kKeyHeads + head) *
+               Shape::kHeadDim +
+           element;
+  }
+};
+
+/// 8 numbers of a head that a warp has: norm and rotation of the first kRotaryDim, rounded.
+struct Rotation {
+  float cos[8], sin[8];  // of a lane's numbers; sin carries the sign
+  __device__ __forceinline__ void load(const DecodeStepRows& rows, int64_t position, int lane) {
+    constexpr int kHalf = Shape::kRotaryDim / 2;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) cos[i] = 1, sin[i] = 0;
+    if (lane >= Shape::kRotaryDim / 8) return;
+    const int64_t at = position * kHalf + lane % (kHalf / 8) * 8;
+#pragma unroll
+    for (int i = 0; i < 8; i += 4) {
+      const float4 c = __ldg(reinterpret_cast<const float4*>(rows.cos + at + i)),
+                   s = __ldg(reinterpret_cast<const float4*>(rows.sin + at + i));
+      cos[i] = c.x, cos[i + 1] = c.y, cos[i + 2] = c.z, cos[i + 3] = c.w;
+      sin[i] = s.x, sin[i + 1] = s.y, sin[i + 2] = s.z, sin[i + 3] = s.w;
+    }
+    if (lane < kHalf / 8) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) sin[i] = -sin[i];
+    }
+  }
+  __device__ __forceinline__ void apply(float (&x)[8], const uint4& weights, float offset,
+                                        float eps) const {
+    float squares = 0;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) squares += x[i] * x[i];
+    const float rstd = rsqrtf(lane_sum(squares) / Shape::kHeadDim + eps);
+    const u32 w[4] = {weights.x, weights.y, weights.z, weights.w};
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+      x[i] *= rstd * (offset + (i % 2 ? bf16_hi(w[i / 2]) : bf16_lo(w[i / 2])));
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const float other = __shfl_xor_sync(~0u, x[i], Shape::kRotaryDim / 16);
+      x[i] = rounded(x[i] * cos[i] + other * sin[i]);
+    }
+  }
+};
+
+__device__ __forceinline__ void unpack(const uint4& v, float (&x)[8], float scale = 1) {
+  const u32 w[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    x[2 * i] = bf16_lo(w[i]) * scale, x[2 * i + 1] = bf16_hi(w[i]) * scale;
+}
+__device__ __forceinline__ uint4 packed(const float (&x)[8]) {
+  return make_uint4(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]),
+                    pack_bf16(x[6], x[7]));
+}
+
+/// The largest score of some keys in units of log 2, the sum of their exponentials relative to it,
+/// and the sum of their values with these weights.
+struct Running {
+  float largest = -INFINITY, sum = 0, o[8] = {};
+};
+/// Weight of what was summed relative to `largest` once the largest is `most`.
+__device__ __forceinline__ float weight_of(float largest, float most) {
+  return largest == -INFINITY ? 0.f : exp2f(largest - most);
+}
+
+/// The CTA's part of the keys.
+template <int kRows>
+struct KeyReader {
+  static constexpr int kAhead = 2;  ///< Keys that a warp computes with at once.
+  const Multiplier<kRows>& m;
+  const DecodeStepLayer& layer;
+  KeyPlaces place_of;
+  int64_t before, first;  ///< Keys in the cache; the part's first.
+  int count;              ///< The part's keys, the new one among them.
+  uint4 new_key, new_value;
+  uint4 k[kAhead], v[kAhead];
+
+  __device__ __forceinline__ bool is_new(int key) const { return first + key == before; }
+  __device__ __forceinline__ void fetch(int base) {
+#pragma unroll
+    for (int n = 0; n < kAhead; ++n) {
+      const int key = base + n * kWarps;
+      k[n] = v[n] = make_uint4(0, 0, 0, 0);
+      if (key < count && !is_new(key)) {
+        const int64_t place = place_of(first + key);
+        k[n] = *reinterpret_cast<const uint4*>(static_cast<const bf16*>(layer.keys) + place);
+        v[n] = *reinterpret_cast<const uint4*>(static_cast<const bf16*>(layer.values) + place);
+      }
+    }
+  }
+  __device__ __forceinline__ void attend(const float (&q)[kGroup][8], Running (&run)[kGroup]) {
+    for (int base = m.warp; base < count; base += kWarps * kAhead) {
+      uint4 now_k[kAhead], now_v[kAhead];
+#pragma unroll
+      for (int n = 0; n < kAhead; ++n) {
+        const bool takes_new = is_new(base + n * kWarps);
+        now_k[n] = takes_new ? new_key : k[n], now_v[n] = takes_new ? new_value : v[n];
+      }
+      fetch(base + kWarps * kAhead);
+      float scores[kAhead][kGroup];
+#pragma unroll
+      for (int n = 0; n < kAhead; ++n) {
+        float key[8];
+        unpack(now_k[n], key);
+#pragma unroll
+        for (int h = 0; h < kGroup; ++h) {
+          float s = 0;
+#pragma unroll
+          for (int i = 0; i < 8; ++i) s += q[h][i] * key[i];
+          s = lane_sum(s);
+          scores[n][h] = base + n * kWarps < count ? s : -INFINITY;
+        }
+      }
+#pragma unroll
+      for (int h = 0; h < kGroup; ++h) {
+        float most = run[h].largest;  // The first of the keys is one.
+#pragma unroll
+        for (int n = 0; n < kAhead; ++n) most = fmaxf(most, scores[n][h]);
+        const float kept = weight_of(run[h].largest, most);
+        run[h].largest = most;
+        run[h].sum *= kept;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) run[h].o[i] *= kept;
+#pragma unroll
+        for (int n = 0; n < kAhead; ++n) {
+          scores[n][h] = exp2f(scores[n][h] - most);
+          run[h].sum += scores[n][h];
+        }
+      }
+#pragma unroll
+      for (int n = 0; n < kAhead; ++n) {
+        float value[8];
+        unpack(now_v[n], value);
+#pragma unroll
+        for (int h = 0; h < kGroup; ++h) {
+#pragma unroll
+          for (int i = 0; i < 8; ++i) run[h].o[i] += scores[n][h] * value[i];
+        }
+      }
+    }
+  }
+};
+
+/// Writes the CTA's part of e.outputs and e.sums.
+template <int kRows>
+__device__ __forceinline__ void attend(const Multiplier<kRows>& m, const DecodeStepLayer& layer,
+                                       const DecodeStepRows& rows, const Exchange& e,
+                                       const Rounds& round) {
+  using P = KeyPart<kRows>;
+  constexpr int D = Shape::kHeadDim;
+  const P part(m.cta);
+  const int64_t before = rows.lengths[part.row], total = before + 1, each = P::keys_of(total);
+  const int64_t index = (part.row * Shape::kKeyHeads + part.head) * P::kParts + part.part;
+  u32* const outputs = e.outputs + index * kGroup * D;
+  u32* const sums = e.sums + index * kGroup * 2;
+  if (part.part * each >= total) {  // The words still go on to this round.
+    for (int i = m.thread; i < kGroup * D; i += kThreads)
+      store_word(outputs + i, make_word(0, round.kind));
+    if (m.thread < kGroup * 2) store_word(sums + m.thread, make_word(0, round.kind));
+    return;
+  }
+  KeyReader<kRows> reader{m, layer};
+  reader.place_of = {rows.pages + static_cast<int64_t>(part.row) * rows.table_pages,
+                     __ffs(rows.page_tokens) - 1, part.head, 8 * m.lane};
+  reader.before = before;
+  reader.first = part.part * each;
+  reader.count = static_cast<int>(min(each, total - reader.first));
+  reader.fetch(m.warp);
+  Rotation rotation;
+  rotation.load(rows, before, m.lane);
+  const uint4 q_weights = __ldg(static_cast<const uint4*>(layer.q_norm) + m.lane),
+              k_weights = __ldg(static_cast<const uint4*>(layer.k_norm) + m.lane);
+  uint4 in[kGroup + 2];  // queries, key, value
+  await_words(in, e.attention + part.row * (kAttentionInputs / 2) + 4 * m.lane, round.kind,
+              [&](int i) {
+                return i < kGroup ? (part.head * kGroup + i) * D
+                                  : kMixer + part.head * (D / 2) + (i > kGroup ? kKeys / 2 : 0);
+              });
+  float q[kGroup][8];
+#pragma unroll
+  for (int h = 0; h < kGroup; ++h) {
+    unpack(in[h], q[h], kRead);
+    rotation.apply(q[h], q_weights, m.offset, m.eps);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) q[h][i] *= 0.0625f * 1.4426950408889634f;  // D^-1/2 log2(e)
+  }
+  float x[8];
+  unpack(in[kGroup], x, kRead);
+  rotation.apply(x, k_weights, m.offset, m.eps);
+  reader.new_key = packed(x);
+  unpack(in[kGroup + 1], x, kRead);
+  reader.new_value = packed(x);
+  const int64_t newest = before - reader.first;
+  if (newest < reader.count && newest % kWarps == m.warp) {
+    const int64_t place = reader.place_of(before);
+    st_global16(static_cast<bf16*>(layer.keys) + place, reader.new_key);
+    st_global16(static_cast<bf16*>(layer.values) + place, reader.new_value);
+  }
+  Running run[kGroup];
+  reader.attend(q, run);
+
+  // The warps' sums: 4 and 4, then all.
+  AttentionShared& shared = m.shared.attention;
+  const int pair = m.warp % (kWarps / 2);
+  const auto put = [&] {
+#pragma unroll
+    for (int h = 0; h < kGroup; ++h) {
+      auto* const to = reinterpret_cast<float4*>(&shared.outputs[pair][h][8 * m.lane]);
+      to[0] = make_float4(run[h].o[0], run[h].o[1], run[h].o[2], run[h].o[3]);
+      to[1] = make_float4(run[h].o[4], run[h].o[5], run[h].o[6], run[h].o[7]);
+      if (m.lane == 0) shared.sums[pair][h] = make_float2(run[h].largest, run[h].sum);
+    }
+  };
+  if (m.warp >= kWarps / 2) put();
+  m.sync();
+  if (m.warp < kWarps / 2) {
+#pragma unroll
+    for (int h = 0; h < kGroup; ++h) {
+      const float2 other = shared.sums[pair][h];
+      const auto* const from =
+          reinterpret_cast<const float4*>(&shared.outputs[pair][h][8 * m.lane]);
+      const float4 a = from[0], b = from[1];
+      const float theirs[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+      const float most = fmaxf(run[h].largest, other.x);
+      const float mine = weight_of(run[h].largest, most), weight = weight_of(other.x, most);
+      run[h].largest = most;
+      run[h].sum = run[h].sum * mine + other.y * weight;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) run[h].o[i] = run[h].o[i] * mine + theirs[i] * weight;
+    }
+    __syncwarp();
+    put();
+  }
+  m.sync();
+#pragma unroll
+  for (int h = 0; h < kGroup; ++h) {
+    float most = -INFINITY, sum = 0, o = 0;
+#pragma unroll
+    for (int w = 0; w < kWarps / 2; ++w) most = fmaxf(most, shared.sums[w][h].x);
+#pragma unroll
+    for (int w = 0; w < kWarps / 2; ++w) {
+      const float weight = weight_of(shared.sums[w][h].x, most);
+      sum += shared.sums[w][h].y * weight;
+      o += shared.outputs[w][h][m.thread] * weight;
+    }
+    store_word(outputs + h * D + m.thread, make_word(o, round.kind));
+    if (m.thread == 0)
+      store_words(sums + 2 * h, make_word(most, round.kind), make_word(sum, round.kind));
+  }
+}
+static_assert(kThreads == Shape::kHeadDim);
+
+/// Joins the parts of the CTA's columns of e.mixed.
+template <int kRows>
+__device__ __forceinline__ void join(const Multiplier<kRows>& m, const DecodeStepRows& rows,
+                                     const Exchange& e, const Rounds& round) {
+  using P = MixerPart<kRows>;
+  using K = KeyPart<kRows>;
+  constexpr int D = Shape::kHeadDim, C = P::kColumns, kGroups = kThreads / C,
+                N = K::kParts / kGroups;  // parts of a thread, one after the other
+  static_assert(N * kGroups == K::kParts);
+  const P part(m.cta);
+  const int column = m.thread % C, which = m.thread / C, at = part.column() + column, head = at / D;
+  const int64_t total = rows.lengths[part.row] + 1;
+  const int parts = K::parts_of(total);
+  const int64_t first =
+      ((part.row * Shape::kKeyHeads + head / kGroup) * int64_t{K::kParts}) * kGroup + head % kGroup;
+  // Parts without keys are not waited for: part 0 is there in any case.
+  const auto place = [&](int i) {
+    const int s = which + i * kGroups;
+    return (s < parts ? s : 0) * kGroup;
+  };
+  u32 o[N];
+  uint2 sums[N];
+  await_words(sums, e.sums + first * 2, round.kind, [&](int i) { return place(i) * 2; });
+  await_words(o, e.outputs + first * D + at % D, round.kind, [&](int i) { return place(i) * D; });
+  float most = -INFINITY, sum = 0, output = 0;
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    if (which + i * kGroups < parts) most = fmaxf(most, float_of(sums[i].x));
+  }
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    if (which + i * kGroups >= parts) continue;
+    const float weight = exp2f(float_of(sums[i].x) - most);
+    sum += float_of(sums[i].y) * weight;
+    output += float_of(o[i]) * weight;
+  }
+  JoinShared& shared = m.shared.join;
+  shared.outputs[m.thread] = output;
+  shared.sums[m.thread] = make_float2(most, sum);
+  m.sync();
+  if (m.thread >= (C + 31) / 32 * 32) return;
+  u32 gate[1];
+  await_words(gate, e.attention + part.row * (kAttentionInputs / 2), round.kind,
+              [&](int) { return head * D + D / 2 + at % D / 2; });
+  most = -INFINITY, sum = output = 0;
+#pragma unroll
+  for (int i = 0; i < kGroups; ++i) most = fmaxf(most, shared.sums[column + i * C].x);
+#pragma unroll
+  for (int i = 0; i < kGroups; ++i) {
+    const float2 other = shared.sums[column + i * C];
+    const float weight = weight_of(other.x, most);
+    sum += other.y * weight;
+    output += shared.outputs[column + i * C] * weight;
+  }
+  const float y =
+      rounded(output / sum) * sigmoid(kRead * (at % 2 ? bf16_hi(gate[0]) : bf16_lo(gate[0])));
+  const float next = __shfl_down_sync(~0u, y, 1);
+  if (m.thread < C && column % 2 == 0)
+    store_word(e.mixed + part.row * (kMixer / 2) + at / 2, make_word(y, next, round.layer));
+}
+
+}  // namespace heddle::ops::cuda::decode

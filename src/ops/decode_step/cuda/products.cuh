@@ -1,0 +1,205 @@
+// The multiplying warps of a CTA: products with the CTA's columns of a matrix.
+//
+// Warp w has 128 of each 1024 of the depth, for all columns, so that its part of the input is read
+// once. Weights are in registers before the input is looked for. The warps' sums meet in shared
+// memory.
+#pragma once
+
+#include "ops/decode_step/cuda/fragments.cuh"
+#include "ops/decode_step/cuda/loader.cuh"
+
+namespace heddle::ops::cuda::decode {
+
+template <int kRows>
+struct Multiplier {
+  static constexpr int kBlocks = 32 / kWarps;  ///< Blocks of 32 of the depth, of a slot.
+  static constexpr int kPitchOfRows = kRowPitch<kRows>;
+  static constexpr int kWidePitch = 12;
+
+  Shared<kRows>& shared;
+  Ring ring;
+  float offset, eps;  ///< Of the norms.
+  int cta, thread, warp, lane, g, t;
+  int turn = 0;  ///< Of the sums' copies.
+
+  __device__ __forceinline__ void sync() const { named_sync(1, kThreads); }
+
+  /// This lane's parts of the next slot's row g: blocks of 32, of which it has 8 numbers. Returns
+  /// the slot, for `release`.
+  template <int N>
+  __device__ __forceinline__ int take(uint4 (&w)[N]) {
+    const int slot = ring.slot;
+    guarded_wait(ring.full + 8 * slot, ring.phase);
+    const u32 row = ring.base + slot * kSlotBytes + g * kPitch + (warp * N * 32 + 8 * t) * 2;
+#pragma unroll
+    for (int i = 0; i < N; ++i) w[i] = ld_shared16(row + i * 64);
+    ring.next();
+    return slot;
+  }
+  /// Gives the slot back once `w`, taken from it, is in registers: an arrival can overtake loads
+  /// that wait behind other warps' looks, and the next copy is not ordered with them. The vote
+  /// needs a register of each load; no weights are all such NaN.
+  template <int N>
+  __device__ __forceinline__ void release(int slot, const uint4* w) {
+    u32 all = w[0].w;
+#pragma unroll
+    for (int i = 1; i < N; ++i) all &= w[i].w;
+    if (__ballot_sync(~0u, all == 0xffffffffu)) __nanosleep(20);
+    if (lane == 0) mbar_arrive(ring.empty + 8 * slot);
+  }
+
+  /// Row g of a vector of `words`, this warp's part of each 1024 of the depth.
+  template <int N>
+  __device__ __forceinline__ void rows(uint4 (&x)[N], const u32* vector, int words, u32 round) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) x[i] = make_uint4(0, 0, 0, 0);
+    if (g < kRows) {
+      const u32* row = vector + g * words + 4 * t;
+      await_words(x, row, round, [&](int i) {
+        const int slot = i / kBlocks,
+                  per = (slot + 1) * kBlocks <= N ? kBlocks : N - slot * kBlocks;
+        return slot * 512 + (warp * per + i % kBlocks) * 16;
+      });
+    }
+    __syncwarp();
+  }
+
+  /// x times the norm's weights, in bf16; what is left of the norm is a factor of the row, whose
+  /// squares meet with the sums.
+  __device__ __forceinline__ void scale(uint4 (&x)[kBlocks], const uint4 (&weights)[kBlocks]) {
+    float squares = 0;
+    const auto pair = [&](u32& v, u32 w) {
+      const float lo = bf16_lo(v) * kRead, hi = bf16_hi(v) * kRead;
+      squares += lo * lo + hi * hi;
+      v = pack_bf16(lo * (offset + bf16_lo(w)), hi * (offset + bf16_hi(w)));
+    };
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i) {
+      pair(x[i].x, weights[i].x), pair(x[i].y, weights[i].y);
+      pair(x[i].z, weights[i].z), pair(x[i].w, weights[i].w);
+    }
+    squares += __shfl_xor_sync(~0u, squares, 1);
+    squares += __shfl_xor_sync(~0u, squares, 2);
+    if (g < kRows && t == 0) shared.squares[turn & 1][warp][g] = squares;
+  }
+  __device__ __forceinline__ float factor(int row) const {
+    float squares = 0;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) squares += shared.squares[turn & 1][w][row];
+    return rsqrtf(squares / kWidth + eps);
+  }
+  __device__ __forceinline__ void norm(uint4 (&weights)[kBlocks], const void* norm) const {
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i)
+      weights[i] = __ldg(static_cast<const uint4*>(norm) + (warp * kBlocks + i) * 4 + t);
+  }
+
+  __device__ __forceinline__ float* sums(int w) const {
+    return shared.sums[turn % kSums<kRows>][w];
+  }
+  /// Sums of column `column` of this warp's part of the depth, for rows 2t and 2t + 1.
+  __device__ __forceinline__ void put(int column, float a, float b, int pitch) {
+    float* to = sums(warp) + column;
+    if constexpr (kRows == 1) {
+      if (t == 0) *to = a;
+    } else {
+      if (2 * t < kRows) to[2 * t * pitch] = a;
+      if (2 * t + 1 < kRows) to[(2 * t + 1) * pitch] = b;
+    }
+  }
+  __device__ __forceinline__ float sum(int row, int column, int pitch = kPitchOfRows) const {
+    float s[4] = {};
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) s[w % 4] += sums(w)[row * pitch + column];
+    return (s[0] + s[1]) + (s[2] + s[3]);
+  }
+  /// After the sums were read.
+  __device__ __forceinline__ void end() {
+    ++turn;
+    if constexpr (kSums<kRows> == 1) sync();
+  }
+
+  /// Weights of 8 S columns.
+  template <int S>
+  __device__ __forceinline__ void take_columns(uint4 (&w)[S][kBlocks]) {
+#pragma unroll
+    for (int s = 0, slot = 0; s < S; ++s) {
+      const int before = slot;
+      slot = take(w[s]);
+      if (s > 0) release<kBlocks>(before, w[s > 0 ? s - 1 : 0]);
+      if (s == S - 1) release<kBlocks>(slot, w[s]);
+    }
+  }
+  template <int S>
+  __device__ __forceinline__ void multiply(const uint4 (&w)[S][kBlocks],
+                                           const uint4 (&x)[kBlocks]) {
+    constexpr int T = (S + 1) / 2;
+    float c[T][4] = {};
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int s = 0; s < T; ++s) {
+          const uint4 lo = w[2 * s][i];
+          const uint4 hi =
+              2 * s + 1 < S ? w[2 * s + 1 < S ? 2 * s + 1 : 0][i] : make_uint4(0, 0, 0, 0);
+          if (half == 0)
+            mma(c[s], lo.x, hi.x, lo.y, hi.y, x[i].x, x[i].y);
+          else
+            mma(c[s], lo.z, hi.z, lo.w, hi.w, x[i].z, x[i].w);
+        }
+      }
+    }
+#pragma unroll
+    for (int s = 0; s < T; ++s) {
+      put(16 * s + g, c[s][0], c[s][1], kPitchOfRows);
+      put(16 * s + 8 + g, c[s][2], c[s][3], kPitchOfRows);
+    }
+    sync();
+  }
+
+  /// Products of 8 S columns with the normalised rows of a vector of the width, put into shared
+  /// memory without the rows' factors.
+  template <int S>
+  __device__ __forceinline__ void narrow(const void* norm_weights, const u32* vector, u32 round) {
+    uint4 w[S][kBlocks], weights[kBlocks], x[kBlocks];
+    norm(weights, norm_weights);
+    take_columns(w);
+    rows(x, vector, kWidth / 2, round);
+    scale(x, weights);
+    multiply(w, x);
+  }
+
+  /// Products of 8 columns with a vector of 256 N numbers. A warp's blocks of the vector times
+  /// factors() of its halves, for rows 2t and 2t + 1.
+  template <int N, class Factors>
+  __device__ __forceinline__ void wide(const u32* vector, u32 round, const Factors& factors) {
+    constexpr int kFull = N / kBlocks, kLeft = N % kBlocks;
+    uint4 w[N], x[N];
+    int slots[kFull + 1];
+#pragma unroll
+    for (int s = 0; s < kFull; ++s)
+      slots[s] = take(reinterpret_cast<uint4(&)[kBlocks]>(w[s * kBlocks]));
+    if constexpr (kLeft > 0)
+      slots[kFull] = take(reinterpret_cast<uint4(&)[kLeft]>(w[kFull * kBlocks]));
+#pragma unroll
+    for (int s = 0; s < kFull; ++s) release<kBlocks>(slots[s], w + s * kBlocks);
+    if constexpr (kLeft > 0) release<kLeft>(slots[kFull], w + kFull * kBlocks);
+    rows(x, vector, N * kWarps * 16, round);
+    float c[4][4] = {};
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      const int half = 2 * i >= N ? 2 : 0;
+      mma(c[half], w[i].x, 0, w[i].y, 0, x[i].x, x[i].y);
+      mma(c[half + 1], w[i].z, 0, w[i].w, 0, x[i].z, x[i].w);
+    }
+    float first[2] = {c[0][0] + c[1][0], c[0][1] + c[1][1]},
+          second[2] = {c[2][0] + c[3][0], c[2][1] + c[3][1]};
+    factors(first, second);
+    put(g, first[0] + second[0], first[1] + second[1], kWidePitch);
+    sync();
+  }
+};
+
+}  // namespace heddle::ops::cuda::decode
