@@ -53,7 +53,7 @@ __global__ void compare(const bf16* rounded, const float* wide, int64_t count, i
 struct Problem {
   GdnDecodeShape shape;
   GdnMixerInputs in{};
-  int64_t states;  ///< Of a layer.
+  int64_t states;  ///< States of a layer.
   bf16 *half, *conv, *y, *y_wide;
   float* wide;
   int* different;

@@ -19,7 +19,7 @@ namespace heddle::cli {
 namespace {
 
 constexpr double kDay_s = 24 * 3600;
-constexpr std::int64_t kMostEntries = 10'000;  ///< Of the audit log, in one listing.
+constexpr std::int64_t kMostEntries = 10'000;  ///< Entries of the audit log in one listing.
 /// Stands for a key's first characters in the audit log.
 constexpr const char* kCommandLine = "command line";
 

@@ -17,7 +17,7 @@ namespace heddle::nn {
 struct CacheSize {
   std::int64_t slots = 0, pages = 0;
   std::int64_t page_tokens = 32;  ///< A power of two.
-  /// Of recurrent states, which are rounded to it when they are stored; none: fp32 or wider.
+  /// Type of recurrent states, which are rounded to it when they are stored; none: fp32 or wider.
   std::optional<c10::ScalarType> state_dtype = {};
 };
 

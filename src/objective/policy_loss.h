@@ -20,7 +20,8 @@ struct PolicyTokens {
   at::Tensor old, behaviour, reference;
   /// Versions between the weights that drew each and those in training.
   at::Tensor age;
-  at::Tensor depth;  ///< Which of kDepths equal parts of the longest sequence each lies in, from 0.
+  at::Tensor depth;  ///< Number of the part, of kDepths equal parts of the longest sequence each
+                     ///< lies in, from 0.
   at::Tensor advantages;
   at::Tensor clip_low, clip_high;  ///< Ratios lo and hi by token.
   // About the sequence of each token:

@@ -71,7 +71,7 @@ class Generation : public GroupSource {
   /// One pass of the engine, and what follows from the sequences that ended.
   void pass();
   void take(Running& running, std::size_t place, rollout::Completion completion);
-  /// What has been judged meanwhile; waits a moment for it where nothing else is to be done.
+  /// Takes what has been judged meanwhile; waits a moment for it where nothing else is to be done.
   void take_verdicts();
   void settle(Verdict verdict);
   /// A request for the policy's next tokens after those of a prompt.

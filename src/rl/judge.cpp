@@ -174,8 +174,7 @@ std::vector<Verdict> Judge::take(bool waits) {
   std::vector<Verdict> verdicts = exchange(waits || in_order_);
   if (!in_order_) return verdicts;
   while (pending_ > 0) std::ranges::move(exchange(true), std::back_inserter(verdicts));
-  std::ranges::sort(verdicts, {},
-                    [](const Verdict& v) { return std::pair(v.cursor, v.place); });
+  std::ranges::sort(verdicts, {}, [](const Verdict& v) { return std::pair(v.cursor, v.place); });
   return verdicts;
 }
 

@@ -17,7 +17,7 @@ namespace heddle::rl {
 
 /// The judgement of a trajectory's last turn.
 struct Verdict {
-  std::int64_t cursor = 0, attempt = 0;  ///< Of its group.
+  std::int64_t cursor = 0, attempt = 0;  ///< Its group's.
   std::size_t place = 0;                 ///< In the group.
   reward::Score score = {};
 };
@@ -54,7 +54,7 @@ class Judge {
   std::unique_ptr<reward::Reward> reward_;
   std::unique_ptr<reward::ScoreQueue> queue_;
   std::vector<reward::Sample> samples_;         ///< For reward_.
-  std::vector<Verdict> asked_;                  ///< What samples_ are.
+  std::vector<Verdict> asked_;                  ///< Places of samples_.
   std::map<std::uint64_t, Verdict> under_way_;  ///< By the queue's numbers.
 };
 

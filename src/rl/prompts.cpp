@@ -55,7 +55,7 @@ data::Row row_of(const Json& value, const data::RowOptions& options, bool has_te
   return row;
 }
 
-/// What rewards compare with. Throws where the run needs it and the row has none.
+/// The value that rewards compare with. Throws where the run needs it and the row has none.
 Json truth_of(const Json& row, const config::RunConfig& config) {
   const std::string& field = config.data.fields.answer;
   Json truth = value_at(row, field);

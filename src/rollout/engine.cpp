@@ -40,7 +40,8 @@ Engine::Engine(assembly::ModelOnRanks& placed, std::shared_ptr<const data::Token
   adapter_ = std::make_shared<const Adapter>(Adapter{"", 0, own});
   if (!options.record_steps) return;
   const std::vector<std::int64_t>& batches = options.caches.graph_batches;
-  if (const std::string obstacle = RecordedDecoding::why_not(placed, options.gather_weights); obstacle.empty()) {
+  if (const std::string obstacle = RecordedDecoding::why_not(placed, options.gather_weights);
+      obstacle.empty()) {
     recorded_ = std::make_unique<RecordedDecoding>(placed_, pool_, options.capacity, batches);
   } else if (!batches.empty()) {
     log::info("rollout.graph_batches has no effect: steps are launched one by one, {}", obstacle);

@@ -7,7 +7,7 @@ namespace heddle::rollout {
 /// Counts of what an engine did, on all data ranks together.
 struct EngineCounts {
   std::int64_t draws = 0;            ///< Passes that drew a token of each of their sequences.
-  std::int64_t recorded_draws = 0;   ///< Those of them that were replayed as a graph.
+  std::int64_t recorded_draws = 0;   ///< Passes of them that were replayed as a graph.
   std::int64_t drawn_sequences = 0;  ///< Sequences of these passes, added up.
   /// Times that a running sequence lost its state, to changed weights or for want of memory, and
   /// is read again.

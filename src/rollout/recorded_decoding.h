@@ -73,7 +73,7 @@ class RecordedDecoding {
     at::Tensor drawn;                         ///< [batch,3], see TokenTable, of plain draws.
     at::Tensor drawn_host;                    ///< Pinned.
     std::unique_ptr<device::Graph> graph;
-    at::Tensor exchange;  ///< Of ops::decode_step; undefined: the layers run one by one.
+    at::Tensor exchange;  ///< Memory of ops::decode_step; undefined: the layers run one by one.
   };
 
   struct Key {

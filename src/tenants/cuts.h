@@ -18,7 +18,7 @@ struct Cut {
   std::span<DatumOutput> outputs;
   WorkResult* result;
   std::int64_t tokens;
-  std::int64_t rows;  ///< Of the head: one for each target.
+  std::int64_t rows;  ///< Rows of the head: one for each target.
   /// A pass's memory follows the larger of both.
   std::int64_t cost() const { return std::max(tokens, rows); }
 };

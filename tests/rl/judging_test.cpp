@@ -90,7 +90,7 @@ TEST_F(JudgingTest, RunsWhoseRewardsAllFailEnd) {
       "failed",
       {{{"prompt", "a"}, {"meta", {{"turns", 1}}}}, {{"prompt", "b"}, {"meta", {{"fails", "x"}}}}},
       {"rl.reward.failed=-0.5"}));
-  // What the program itself calls an error has the reward of a failure, too.
+  // An error of the program itself has the reward of a failure, too.
   EXPECT_EQ(reports.steps.front().metrics.at("reward_mean"), 0.25);
   EXPECT_EQ(reports.steps.front().metrics.at("rejected_failed"), 0);
 }

@@ -124,8 +124,8 @@ TEST_F(ReplayOfExperts, OfGenerationReachesTheAnchor) {
   const auto alone = steps("alone", {"rl.router_replay=r3"});
   EXPECT_NEAR(found[0].loss, alone[0].loss, 1e-9);
   EXPECT_NEAR(found[0].grad_norm, alone[0].grad_norm, 1e-9);
-  // What must be known before the step is found in a pass apart, and gives that step's numbers.
-  // Three steps: a rate at which choices change makes much of a rounding later on.
+  // A value that must be known before the step is found in a pass apart, and gives that step's
+  // numbers. Three steps: a rate at which choices change makes much of a rounding later on.
   const Words kept = {"rl.correction.rs=token", "rl.correction.rs_bounds=[0, 1e9]",
                       "train.max_steps=3"};
   Words apart = kept;

@@ -312,7 +312,7 @@ TEST_F(RlTest, CountsOfGenerationAddUp) {
   const Reports reports = train(run("counts"));
   for (const train::StepInfo& step : reports.steps) {
     const Metrics& found = step.metrics;
-    // Of four completions of each of four prompts one reads all but the prompt's last token.
+    // One of four completions of each of four prompts reads all but the prompt's last token.
     const double prompts = (static_cast<double>(step.tokens) - found.at("gen_tokens")) / 4;
     EXPECT_EQ(found.at("gen_prefill_saved"), 3 * (prompts - 4));
     EXPECT_GT(found.at("gen_batch"), 1);
@@ -361,7 +361,7 @@ TEST_F(RlTest, CountsOfModeAsyncAddUp) {
     EXPECT_LE(step.metrics.at("span_mean"), step.metrics.at("span_max"));
   }
   EXPECT_GT(largest(steps, "queue_age_s"), 0);
-  // What runs at an update is read again.
+  // A sequence that runs at an update is read again.
   EXPECT_GT(largest(steps, "gen_preempted"), 0);
   EXPECT_EQ(largest(reports("kept", {"rl.update_mode=keep"}), "gen_preempted"), 0);
   // Twelve groups might be under way before the first batch is cut, eight after it.

@@ -121,7 +121,8 @@ TEST_F(TurnsTest, ThatAreCancelledLeaveNothing) {
   for (int pass = 0; pass < 12; ++pass) advance();
   EXPECT_NE(free(), Memory(kSlots, kPages));
   generation_->prepare_update();
-  // What is left are prompts that samples waited for, which any of them might have gone on from.
+  // States that are left are those of prompts that samples waited for, which any of them might have
+  // gone on from.
   generation_->updated();
   EXPECT_EQ(free(), Memory(kSlots, kPages));
 }

@@ -16,7 +16,7 @@ using ::testing::HasSubstr;
 
 class PoolSizeTest : public ::testing::Test {
  protected:
-  /// Of one slot, or one page of so many tokens.
+  /// Bytes of one slot, or one page of so many tokens.
   std::int64_t bytes(std::int64_t slots, std::int64_t pages, std::int64_t page_tokens) const {
     std::int64_t sum = 0;
     for (const nn::LayerCache& layer :

@@ -18,7 +18,7 @@ using ::testing::HasSubstr;
 /// Half the distance between two numbers of bf16, relative to them, at most.
 constexpr double kRoundoff = 1.0 / 256;
 
-/// What is read is computed in double, so that other batches round the same states.
+/// A prompt is computed in double, so that other batches round the same states.
 class RoundedStatesTest : public ::testing::TestWithParam<bool> {
  protected:
   RoundedStatesTest()

@@ -8,7 +8,7 @@
 
 namespace heddle::serve {
 
-/// What tenants used on each day (UTC): the table of a data directory.
+/// Use of tenants on each day (UTC): the table of a data directory.
 class UsageTable {
  public:
   struct Row {

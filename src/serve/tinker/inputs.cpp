@@ -17,7 +17,8 @@ namespace {
 using nlohmann::json;
 
 constexpr const char* kTargets = "target_tokens";
-constexpr std::int64_t kMostCells = 4'000'000;  ///< Of soft targets: the answer holds as many.
+constexpr std::int64_t kMostCells =
+    4'000'000;  ///< Number of soft targets: the answer holds as many.
 
 /// A float outside of the range of an integer has no value as one.
 bool is_whole(double number) { return std::trunc(number) == number && std::abs(number) < 0x1p63; }

@@ -95,7 +95,7 @@ class Runs {
     const auto found = runs_.find(run);
     return found == runs_.end() ? INT64_MAX : found->second.next_seq;
   }
-  /// Of the run's next operation.
+  /// Number of the run's next operation.
   QueueState queue_state(const std::string& run) const;
   /// Fails what waits, and gives the run's memory back.
   void close(const std::string& run, const std::string& reason);

@@ -159,7 +159,7 @@ class Service {
   void get_run(const Request& request, const Responder& responder);
   void list_run_checkpoints(const Request& request, const Responder& responder);
   void list_checkpoints(const Request& request, const Responder& responder);
-  /// Of the caller, by the parameters of the address. Throws HttpError 404.
+  /// Entries of the caller, by the parameters of the address. Throws HttpError 404.
   Checkpoint own_checkpoint(const Request& request);
   void delete_checkpoint(const Request& request, const Responder& responder);
   void publish_checkpoint(const Request& request, const Responder& responder);

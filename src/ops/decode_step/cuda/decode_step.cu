@@ -30,7 +30,7 @@ struct Step {
   const DecodeStepModel& model;
   const DecodeStepRows& rows;
   const Exchange& e;
-  float residual = 0;  ///< Of a row and column that this thread adds to.
+  float residual = 0;  ///< Place of a row and column that this thread adds to.
 
   __device__ __forceinline__ bool is_wide() const { return m.cta < kWideCtas; }
   __device__ __forceinline__ bool owns() const { return is_wide() && m.thread < 8 * kRows; }

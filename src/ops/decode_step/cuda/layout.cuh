@@ -1,4 +1,4 @@
-// Which columns and sequences a CTA of a step has, and the memory that CTAs meet in.
+// Columns and sequences that a CTA of a step has, and the memory that CTAs meet in.
 #pragma once
 
 #include "ops/decode_step/cuda/decode_step.h"
@@ -101,8 +101,8 @@ struct Exchange {
 
 /// Rounds of the vectors in a layer.
 struct Rounds {
-  u32 kind;   ///< Of the inputs of its kind of mixer, and what that hands on.
-  u32 layer;  ///< Of `mixed`, `middle` and `inner`.
+  u32 kind;   ///< Columns of the inputs of its kind of mixer, and of what that hands on.
+  u32 layer;  ///< Columns of `mixed`, `middle` and `inner`.
   u32 residual;
 };
 

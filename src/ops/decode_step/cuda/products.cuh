@@ -18,9 +18,9 @@ struct Multiplier {
 
   Shared<kRows>& shared;
   Ring ring;
-  float offset, eps;  ///< Of the norms.
+  float offset, eps;  ///< Factors of the norms.
   int cta, thread, warp, lane, g, t;
-  int turn = 0;  ///< Of the sums' copies.
+  int turn = 0;  ///< Stride of the sums' copies.
 
   __device__ __forceinline__ void sync() const { named_sync(1, kThreads); }
 
