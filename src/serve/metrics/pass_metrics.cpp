@@ -12,7 +12,7 @@ const std::vector<double> kSequences = {1, 2, 4, 8, 16, 32, 64, 128, 256};
 const std::vector<double> kTokens = {1, 4, 16, 64, 256, 1024, 4096, 16384, 65536};
 const std::vector<double> kSets = {1, 2, 4, 8, 16, 32, 64};
 
-constexpr std::size_t kMostNames = 64;  ///< Length of the adapters' names in one label.
+constexpr std::size_t kMostNames = 64;  ///< Adapters that one label names at most.
 
 const char* name_of(ModelPass::Kind kind) {
   switch (kind) {

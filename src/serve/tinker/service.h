@@ -159,7 +159,7 @@ class Service {
   void get_run(const Request& request, const Responder& responder);
   void list_run_checkpoints(const Request& request, const Responder& responder);
   void list_checkpoints(const Request& request, const Responder& responder);
-  /// Entries of the caller, by the parameters of the address. Throws HttpError 404.
+  /// The caller's checkpoint that the parameters of the address name. Throws HttpError 404.
   Checkpoint own_checkpoint(const Request& request);
   void delete_checkpoint(const Request& request, const Responder& responder);
   void publish_checkpoint(const Request& request, const Responder& responder);
@@ -199,7 +199,7 @@ class Service {
   /// Throws HttpError 404 for weights that were saved without a name and are gone, 503 while the
   /// run goes back to where it was before a restart.
   KeptWeights::Weights unnamed_weights(const std::string& sampler, const std::string& name);
-  /// Of a sample.
+  /// State of a sample that waits or has begun.
   QueueState queue_state(bool has_begun) const;
   using WeightsReady = std::function<void(std::shared_ptr<const SamplerWeights>)>;
   /// Calls `ready` on the loop's thread with the weights of a checkpoint, from memory or the disk.

@@ -17,7 +17,7 @@ namespace {
 using nlohmann::json;
 
 constexpr const char* kOnlyProject = "default";     ///< The name that sessions/search tells.
-constexpr const char* kCopiedFrom = "copied_from";  ///< Part of a run's options.
+constexpr const char* kCopiedFrom = "copied_from";  ///< Key among a run's options.
 constexpr std::int64_t kMostAuditEntries = 10'000;
 constexpr double kDay_s = 24 * 3600;
 

@@ -18,9 +18,9 @@ struct Multiplier {
 
   Shared<kRows>& shared;
   Ring ring;
-  float offset, eps;  ///< Factors of the norms.
+  float offset, eps;  ///< Parameters of the norms.
   int cta, thread, warp, lane, g, t;
-  int turn = 0;  ///< Stride of the sums' copies.
+  int turn = 0;  ///< Number of the sums' copy.
 
   __device__ __forceinline__ void sync() const { named_sync(1, kThreads); }
 
