@@ -19,7 +19,7 @@ namespace heddle::rl {
 namespace {
 
 /// The one trajectory of a group in evaluation.
-constexpr std::array<std::size_t, 1> kOnly{0};
+constexpr std::size_t kOnly = 0;
 
 data::LoaderInfo loader_info(const config::RunConfig& config, const Prompts& prompts) {
   data::LoaderInfo info;
@@ -78,7 +78,7 @@ Steps::Steps(const config::RunConfig& config, train::Setup& setup, objective::Po
       prompts_(config, train::DataPart::kTrain, *setup.tokenizer),
       held_out_(config, train::DataPart::kEval, *setup.tokenizer),
       info_(loader_info(config, prompts_)),
-      judge_(config.rl.reward, setup.placed.context.mesh.world_group()),
+      judge_(config.rl.reward, /*in_order=*/true, setup.placed.context.mesh.world_group()),
       log_(std::filesystem::path(config.train.output_dir) / "groups.jsonl"),
       entropy_bonus_(config.rl.algorithm) {
   if (setup.placed.context.mesh.world()) {
@@ -416,19 +416,24 @@ train::Evaluation Steps::evaluate() {
                            .prefill_tokens = config_.rollout.prefill_tokens,
                            .record_steps = false,
                            .caches = config_.rollout.caches});
-    std::vector<std::size_t> go_on;
     for (std::size_t k = 0; k < active.size(); ++k) {
       Group& group = groups[active[k]];
-      Trajectory& trajectory = group.trajectories[0];
-      add_turn(trajectory, std::move(turns[k]), /*is_own_distribution=*/true);
-      Verdict verdict = judge_.judge(held_out_.row(group.cursor), group, kOnly);
-      if (!verdict.error.empty()) {
-        throw_error<Error>("data.eval, prompt {}: no reward: {}", group.cursor + 1, verdict.error);
+      add_turn(group.trajectories[0], std::move(turns[k]), /*is_own_distribution=*/true);
+      judge_.submit(held_out_.row(group.cursor), group, kOnly);
+    }
+    std::vector<std::size_t> go_on;
+    for (Verdict& verdict : judge_.take(/*waits=*/true)) {
+      reward::Score& score = verdict.score;
+      if (score.error) {
+        throw_error<Error>("data.eval, prompt {}: no reward: {}", verdict.cursor + 1, *score.error);
       }
-      for (auto& [place, text] : verdict.observations) {
-        if (add_observation(trajectory, std::move(text), *setup_.tokenizer, most))
-          go_on.push_back(active[k]);
-      }
+      const auto place = static_cast<std::size_t>(verdict.cursor);
+      Trajectory& trajectory = groups[place].trajectories[0];
+      trajectory.reward += score.reward;
+      for (const auto& [name, value] : score.parts) trajectory.parts[name] += value;
+      if (score.observation &&
+          add_observation(trajectory, *std::move(score.observation), *setup_.tokenizer, most))
+        go_on.push_back(place);
     }
     active = std::move(go_on);
   }
