@@ -1,7 +1,6 @@
 #include "rl/steps.h"
 
 #include <algorithm>
-#include <array>
 
 #include "base/errors.h"
 #include "base/log.h"
