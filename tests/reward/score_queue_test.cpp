@@ -51,7 +51,7 @@ TEST(ScoreQueue, EachSampleGetsItsOwnScore) {
 }
 
 TEST(ScoreQueue, SlowSamplesHoldUpNoOthers) {
-  const testing::TemporaryDirectory folder("score-queue");
+  const testing::TemporaryDirectory folder;
   const std::string file = (folder.path() / "made").string();
   ScoreQueue queue(program(2));
   const std::uint64_t waits = queue.submit(sample_of("wait-for " + file));
@@ -61,7 +61,7 @@ TEST(ScoreQueue, SlowSamplesHoldUpNoOthers) {
 }
 
 TEST(ScoreQueue, ItsEndGivesUpWhatIsUnderWay) {
-  const testing::TemporaryDirectory folder("score-queue");
+  const testing::TemporaryDirectory folder;
   {
     RewardOptions options = program(1);
     options.process.timeout_s = 3600;
