@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "dist/launched_run.h"
 #include "rl/ledger.h"
 
@@ -32,11 +34,15 @@ class ReinforcementTest : public ::testing::Test {
                       "optim.warmup_steps=0",
                       "rl.groups_per_step=" + std::to_string(kGroups),
                       "rl.samples_per_group=4",
-                      "rl.reward.verifiers.contains=1",
                       "rollout.max_new_tokens=6",
                       "parallel.timeout_s=30",
                       "sync.timeout_s=20",
                       "sync.bucket_bytes=4096"};
+    const auto is_reward = [](const std::string& word) {
+      return word.starts_with("rl.reward.command") || word.starts_with("rl.reward.url");
+    };
+    if (std::none_of(more.begin(), more.end(), is_reward))
+      settings.push_back("rl.reward.verifiers.contains=1");
     settings.insert(settings.end(), more.begin(), more.end());
     for (const std::string& word : runs_.overrides(run, "dense", settings)) {
       if (!word.starts_with("data.truncation") && !word.starts_with("train.global_batch_size"))

@@ -146,7 +146,7 @@ TEST_F(ReinforcementTest, ProgramsJudgeForAllRanksWhileTheseGenerate) {
   // Rewards are the lengths of completions.
   const auto losses = [&](const std::string& name, int ranks, Words more) {
     Words all = {
-        "rl.reward.verifiers={}", "model.dtype=float64", "train.max_steps=3",
+        "model.dtype=float64", "train.max_steps=3",
         "rl.reward.command=[" + testing::built_path("tests/reward/heddle_reward_worker") + "]"};
     all.insert(all.end(), more.begin(), more.end());
     EXPECT_EQ(train(name, ranks, all), 0) << runs_.printed(name);

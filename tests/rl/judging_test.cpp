@@ -74,7 +74,7 @@ TEST_F(JudgingTest, TurnsOfAGroupDoNotWaitForEachOther) {
   std::size_t turns = 0;
   for (const auto& sample : nlohmann::json::parse(line).at("samples"))
     turns += sample.value("turns", nlohmann::json::array()).size();
-  EXPECT_EQ(turns, 1U);
+  EXPECT_EQ(turns, 1U) << line;
 }
 
 TEST_F(JudgingTest, RunsWhoseRewardsAllFailEnd) {
@@ -104,10 +104,9 @@ TEST_F(JudgingTest, RowsWithoutWhatRewardsNeedAreNamed) {
   EXPECT_THAT(message, HasSubstr("prompts.jsonl:2: the row has no 'answer'"));
   EXPECT_THAT(message, HasSubstr("verifier contains"));
   EXPECT_THAT(message, HasSubstr("prompt, solution"));
-  message = message_of<DataError>(
-      run("no-field", {"data.fields.answer=reward_model.ground_truth", "rl.reward.verifiers={}",
-                       "rl.reward.url=http://127.0.0.1:1/"}));
-  EXPECT_THAT(message, HasSubstr("prompts.jsonl:1: the row has no 'reward_model.ground_truth'"));
+  message = message_of<DataError>(judged("no-field", {{{"prompt", "a"}, {"answer", "k"}}},
+                                         {"data.fields.answer=reward_model.ground_truth"}));
+  EXPECT_THAT(message, HasSubstr("rows.jsonl:1: the row has no 'reward_model.ground_truth'"));
 }
 
 TEST_F(JudgingTest, RewardsGetWhateverARowHas) {
@@ -116,12 +115,12 @@ TEST_F(JudgingTest, RewardsGetWhateverARowHas) {
       judged("columns", {{{"prompt", "a"}, {"turns", 1}}, {{"prompt", "b"}, {"turns", 1}}}, {}));
   EXPECT_EQ(reports.steps.front().metrics.at("reward_mean"), 1);
   // A row names its verifier in a field of its own, also beside `meta`.
-  std::ofstream(dir_ / "prompts.jsonl")
-      << R"({"prompt": "a", "answer": "", "verifier": "contains", "meta": {"difficulty": 1}})"
-      << "\n"
-      << R"({"prompt": "b", "answer": "", "verifier": "contains"})"
-      << "\n";
-  const Reports named = train(run("named", {"rl.reward.verifiers={row: 1}", "train.max_steps=1"}));
+  const nlohmann::json alone = {{"prompt", "a"}, {"verifier", "regex"}};
+  nlohmann::json beside = alone;
+  beside["meta"] = {{"difficulty", 1}};
+  const Reports named = train(judged("named", {alone, beside},
+                                     {"rl.reward.command=[]", "rl.reward.verifiers.row=1",
+                                      "rl.reward.parameters.row='{\"pattern\": \"(?s).*\"}'"}));
   EXPECT_EQ(named.steps.front().metrics.at("reward_mean"), 1);
   EXPECT_EQ(named.steps.front().metrics.at("rejected_failed"), 0);
 }

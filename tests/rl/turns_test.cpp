@@ -22,6 +22,7 @@ class TurnsTest : public RlTest {
     generation_.reset();
     read_ = 0;
     more.push_back("rollout.stop=[e, a]");
+    more.push_back("rl.deterministic=true");  // each pass is one of the engine
     config_ = episodes(name, more);
     const auto source = std::make_shared<const ckpt::ModelDirectory>(
         ckpt::ModelDirectory::open(config_.model.path));
