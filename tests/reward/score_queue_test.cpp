@@ -81,8 +81,8 @@ TEST(ScoreQueue, SaysWhyNothingCanBeJudged) {
   ScoreQueue queue(options);
   queue.submit(sample_of("a"));
   EXPECT_THROW(take(queue, 1), ConfigError);
-  EXPECT_THROW(ScoreQueue(program(0)), ConfigError);
-  EXPECT_THROW(ScoreQueue(RewardOptions()), ConfigError);
+  EXPECT_THROW(ScoreQueue{program(0)}, ConfigError);
+  EXPECT_THROW(ScoreQueue{RewardOptions()}, ConfigError);
 }
 
 }  // namespace

@@ -71,8 +71,9 @@ TEST_F(JudgingTest, TurnsOfAGroupDoNotWaitForEachOther) {
   std::ifstream log(dir_ / "race" / "groups.jsonl");
   std::string line;
   ASSERT_TRUE(std::getline(log, line));
+  const auto row = nlohmann::json::parse(line);
   std::size_t turns = 0;
-  for (const auto& sample : nlohmann::json::parse(line).at("samples"))
+  for (const auto& sample : row.at("samples"))
     turns += sample.value("turns", nlohmann::json::array()).size();
   EXPECT_EQ(turns, 1U) << line;
 }
