@@ -245,7 +245,7 @@ TEST_F(TenantsTest, WrongWorkIsRefusedByItselfAndNamed) {
   EXPECT_EQ(refusal([](Work& w) {
               w.data[2].inputs["weights"] = {1, 2};
             }),
-            "datum 2: 'weights' has 2 values for 1 tokens");
+            "datum 2: 'weights' has 2 values for 1 target tokens");
   EXPECT_EQ(refusal([](Work& w) { w.data[2].inputs["advantages"] = {1}; }),
             "datum 2: loss_fn cross_entropy has no input 'advantages'");
   EXPECT_EQ(refusal([](Work& w) { w.config["beta"] = 1; }),
