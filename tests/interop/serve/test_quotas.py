@@ -77,17 +77,6 @@ def test_tokens_a_minute_are_paid_back(quotas):
     complete(api)
 
 
-def test_training_over_its_tokens_is_paused_and_the_user_is_told(quotas, caplog):
-    server, key = quotas(tokens_per_minute=6000)
-    run = client(server, key).create_lora_training_client(base_model=NAME, rank=4).result()
-    long = datum([7 * t % 900 + 1 for t in range(201)])
-    first = run.forward_backward([long] * 32, "cross_entropy")  # 6400 tokens: 4 s more than there are
-    second, step = run.forward_backward([datum()], "cross_entropy"), run.optim_step(types.AdamParams(learning_rate=1e-3))
-    with caplog.at_level("WARNING"):
-        assert first.result() and second.result() and step.result()
-    assert "6000 tokens a minute are used up" in caplog.text
-
-
 def test_answers_under_way(quotas):
     server, key = quotas(max_concurrent=1)
     api = open_ai(server, key)
