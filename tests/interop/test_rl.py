@@ -110,7 +110,7 @@ def test_turns_of_a_rollout_have_the_bits_of_one_process(models, tmp_path):
     worker = tmp_path / "worker.py"
     worker.write_text(WORKER)
     turns = [f"rl.reward.command=[{sys.executable}, {worker}]", "rollout.stop=[a, e]", "rl.groups_every=1",
-             "data.max_length=128", "rollout.max_new_tokens=96", "model.dtype=float32"]
+             "data.max_length=128", "rollout.max_new_tokens=96", "model.dtype=float32", "rl.deterministic=true"]
 
     def arguments(name, *more):
         words = arguments_of(models / "dense_tied", tmp_path, name, "full", *turns, *more)
