@@ -83,7 +83,7 @@ class ExactPasses {
   bool before_;
 };
 
-/// As many targets as tokens or, soft targets, as many as cells.
+/// Checks that there are as many targets as tokens or, with soft targets, as cells.
 void check_targets(const Datum& datum, std::size_t i) {
   const std::size_t wanted =
       datum.has_soft_targets() ? datum.target_cells.size() : datum.tokens.size();

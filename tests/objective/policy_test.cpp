@@ -150,7 +150,7 @@ void expect_depths(const PolicyStatistics& found, const at::Tensor& l, const Sce
     std::int64_t first = 0;
     for (const std::int32_t begin : scene.batch.cu_seqlens_host)
       if (begin <= rows.tokens[i]) first = begin;
-    // What the row of token t tells is about token t + 1.
+    // The row of token t tells about token t + 1.
     const auto part = static_cast<std::size_t>((rows.tokens[i] - first + 1) / 8);
     k1[part] += old[i] - l[static_cast<std::int64_t>(i)].item<double>();
     tokens[part] += 1;

@@ -1,10 +1,12 @@
 // A worker as a user might write one, with every fault on request: the completion says what to do.
 #include <fcntl.h>
+#include <sys/inotify.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <map>
@@ -31,8 +33,13 @@ std::optional<json> turn_of(const json& sample) {
 }
 
 void make(const std::string& file) { std::ofstream(file) << "x"; }
+/// Returns once the file is there.
 void wait_for(const std::string& file) {
-  while (!std::ifstream(file)) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  const int watch = ::inotify_init1(IN_CLOEXEC);
+  ::inotify_add_watch(watch, std::filesystem::path(file).parent_path().c_str(), IN_CREATE);
+  char events[4096];
+  while (!std::filesystem::exists(file) && ::read(watch, events, sizeof events) > 0) continue;
+  ::close(watch);
 }
 
 /// Rows with meta {"waits_for": file}, {"makes": file}, {"race": file} or {"fails": text}. In a

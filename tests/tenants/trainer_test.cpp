@@ -310,7 +310,7 @@ TEST_F(TenantsTest, SoftTargetsAreTheSumOfTheirHardTargets) {
       const auto place = static_cast<std::size_t>(datum.target_cells[r]);
       EXPECT_NEAR(together[0].data[0].logprobs[r], hard[place % 5][place / 5], 1e-6);
     }
-    // The same gradients: the same norm, and the same log-probabilities after a step.
+    // Gradients are equal: so are the norm and the log-probabilities after a step.
     const AdamParams step{.lr = 1e-2};
     EXPECT_NEAR(trainer.optim_step(soft_set, step).grad_norm,
                 trainer.optim_step(hard_set, step).grad_norm, 1e-9);

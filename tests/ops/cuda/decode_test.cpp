@@ -221,7 +221,7 @@ KernelTable mixer_table(const Target& device, c10::ScalarType dtype, std::int64_
   return KernelTable::choose(builtin_registry(), device, dtype, requests, policy);
 }
 
-/// Those of the last three have more key heads than two CTAs a multiprocessor take.
+/// Shapes of the last three have more key heads than two CTAs a multiprocessor take.
 const std::vector<std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t>> kMixers = {
     {1, 2, 2, 128},    {3, 2, 6, 128},    {64, 2, 4, 128},  {3, 1, 8, 64},
     {64, 16, 16, 128}, {40, 16, 32, 128}, {23, 12, 36, 128}};

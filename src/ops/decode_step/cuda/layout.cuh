@@ -101,8 +101,8 @@ struct Exchange {
 
 /// Rounds of the vectors in a layer.
 struct Rounds {
-  u32 kind;   ///< Columns of the inputs of its kind of mixer, and of what that hands on.
-  u32 layer;  ///< Columns of `mixed`, `middle` and `inner`.
+  u32 kind;   ///< Round of the inputs of its kind of mixer, and of what that hands on.
+  u32 layer;  ///< Round of `mixed`, `middle` and `inner`.
   u32 residual;
 };
 
