@@ -3,12 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <numeric>
 #include <set>
 
 #include "base/errors.h"
-#include "base/hash.h"
-#include "base/text.h"
 #include "rl/rl_fixture.h"
 
 namespace heddle {
