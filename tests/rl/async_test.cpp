@@ -6,6 +6,8 @@
 #include <set>
 
 #include "base/errors.h"
+#include "base/hash.h"
+#include "base/text.h"
 #include "rl/rl_fixture.h"
 
 namespace heddle {
