@@ -121,9 +121,10 @@ class Checker {
                        c_.rollout.max_new_tokens, c_.data.max_length));
     }
     const int sources =
-        !rl.reward.verifiers.empty() + !rl.reward.command.empty() + !rl.reward.url.empty();
+        !rl.reward.verifiers.empty() + !rl.reward.command.empty() + !rl.reward.url.empty() +
+        !rl.reward.environment.empty();
     if (sources != 1) {
-      fail("rl.reward", fmt::format("expected one of verifiers, command and url, found {}",
+      fail("rl.reward", fmt::format("expected one of verifiers, command, url and environment, found {}",
                                     sources == 0 ? "none" : "several"));
     }
     if (rl.samples_per_group == 1 &&

@@ -99,7 +99,7 @@ struct RlReward {
   std::map<std::string, double> verifiers;        ///< Name -> weight.
   std::map<std::string, std::string> parameters;  ///< Verifier -> JSON object.
   reward::Combine combine = reward::Combine::kSum;
-  std::vector<std::string> command;
+  std::vector<std::string> command, environment;
   std::int64_t workers = 2;
   std::string url, token;
   double timeout_s = 30;

@@ -182,11 +182,14 @@ Section critic_section() {
 }
 
 Section reward_section() {
-  Section s = make("rl.reward", "What judges completions: verifiers, a program or a server.");
+  Section s = make("rl.reward", "What judges completions: verifiers, a program, a server or an environment.");
   Table<RlReward>(s, &RunConfig::rl, &RlSection::reward)
       .key("combine", &RlReward::combine, "several verifiers: weighted sum or product")
       .key("command", &RlReward::command,
            "program and arguments: JSON lines of samples in, of rewards out")
+      .key("environment", &RlReward::environment,
+           "program and arguments that play episodes: JSON lines of resets and steps in, of "
+           "observations and rewards out")
       .key("workers", &RlReward::workers, "processes of the program", {.range = at_least(1)})
       .key("url", &RlReward::url, "a server that gets lists of samples",
            {.secret = Secret::kPassword})

@@ -113,7 +113,9 @@ std::string to_bytes(const Batch& batch) {
     Value trajectories = Value::array();
     for (const Trajectory& trajectory : group.trajectories)
       trajectories.push_back(value_of(trajectory));
-    groups.push_back({group.cursor, group.attempt, group.row, trajectories});
+    const Value opening = group.opening ? Value{group.opening->tokens, as_binary(group.opening->text)}
+                                        : Value(nullptr);
+    groups.push_back({group.cursor, group.attempt, group.row, trajectories, opening});
   }
   for (const Fate& fate : batch.fates) fates.push_back(value_of(fate));
   std::string bytes;
@@ -131,6 +133,10 @@ Batch batch_from_bytes(const std::string& bytes) {
                   .row = entry.at(2).get<std::int64_t>()};
       for (const Value& trajectory : entry.at(3))
         group.trajectories.push_back(trajectory_of(trajectory));
+      if (const Value& opening = entry.at(4); !opening.is_null()) {
+        group.opening = {.tokens = opening.at(0).get<std::vector<std::int32_t>>(),
+                         .text = as_text(opening.at(1))};
+      }
       batch.groups.push_back(std::move(group));
     }
     batch.counts = counts_of(value.at(1));

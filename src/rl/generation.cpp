@@ -44,7 +44,7 @@ Generation::Generation(const config::RunConfig& config, assembly::ModelOnRanks& 
       tokenizer_(std::move(tokenizer)),
       prompts_(prompts),
       end_(end_of(config, prompts)),
-      judge_(config.rl.reward, config.rl.deterministic, model.context.mesh.world_group()),
+      judge_(config, *tokenizer_, config.rl.deterministic, model.context.mesh.world_group()),
       admission_(admission_options(config.rl)),
       stop_ids_(rollout::end_tokens(*tokenizer_, model.source.get())) {
   // Slots are made when the optimizer has its parameters already.
@@ -239,20 +239,43 @@ void Generation::start(std::int64_t cursor, std::int64_t attempt) {
   const auto samples = static_cast<std::size_t>(config_.rl.samples_per_group);
   running.group.trajectories.resize(samples);
   const std::uint64_t stream = stream_of(running.group);
-  rollout::Request request = this->request(prompts_.row(running.group.row).tokens, 0);
-  request.sampling.seed = stream;
+  news_.fates.push_back(
+      {.kind = Fate::Kind::kDispatched, .dispatch = {cursor, attempt, stream, version()}});
+  if (!judge_.has_episodes()) return begin(running);
+  for (std::size_t i = 0; i < samples; ++i)
+    judge_.open(prompts_.row(running.group.row), running.group, i, stream);
+  running.opening = config_.rl.samples_per_group;
+}
+
+std::optional<std::string> Generation::open(Running& running, const reward::Score& score) {
+  const Json prompt = score.observation ? Json(*score.observation) : score.messages;
+  if (running.opening == config_.rl.samples_per_group) running.prompt = prompt;
+  if (running.prompt != prompt) {
+    return "its episodes begin with different prompts; op reset may go by the seed and the row "
+           "alone";
+  }
+  if (--running.opening > 0 || prompt.is_null()) return {};
+  try {
+    running.group.opening = prompts_.opening(running.group.row, prompt);
+  } catch (const DataError& error) {
+    return fmt::format("the prompt of its episodes: {}", error.what());
+  }
+  return {};
+}
+
+void Generation::begin(Running& running) {
+  rollout::Request request = this->request(prompts_.tokens_of(running.group), 0);
+  request.sampling.seed = stream_of(running.group);
   request.samples = config_.rl.samples_per_group;
   if (judge_.may_answer()) {
     running.conversation = std::exchange(next_conversation_, next_conversation_ + request.samples);
     request.conversation = running.conversation;
   }
   const rollout::RequestId first = engine().submit(std::move(request));
-  news_.fates.push_back(
-      {.kind = Fate::Kind::kDispatched, .dispatch = {cursor, attempt, stream, version()}});
-  for (std::size_t i = 0; i < samples; ++i) {
+  for (std::size_t i = 0; i < running.group.trajectories.size(); ++i) {
     const rollout::RequestId id = first + static_cast<rollout::RequestId>(i);
     running.requests[id] = i;
-    cursor_of_[id] = cursor;
+    cursor_of_[id] = running.group.cursor;
   }
 }
 
@@ -297,8 +320,12 @@ void Generation::settle(Verdict verdict) {
   // An aborted group is judged for nothing.
   if (found == running_.end() || found->second.group.attempt != verdict.attempt) return;
   Running& running = found->second;
-  --running.judged;
   reward::Score& score = verdict.score;
+  if (verdict.is_opening) {
+    if (!score.error) score.error = open(running, score);
+  } else {
+    --running.judged;
+  }
   if (score.error) {
     for (const auto& [id, place] : running.requests) {
       engine_->abort(id);
@@ -306,9 +333,11 @@ void Generation::settle(Verdict verdict) {
     }
     return finish(verdict.cursor, score.error);
   }
+  if (verdict.is_opening) return running.opening == 0 ? begin(running) : void();
   Trajectory& trajectory = running.group.trajectories[verdict.place];
   trajectory.reward += score.reward;
   for (const auto& [name, value] : score.parts) trajectory.parts[name] += value;
+  trajectory.is_truncated = trajectory.is_truncated || score.is_truncated;
   if (score.observation) begin_turn(running, verdict.place, *std::move(score.observation));
   if (running.requests.empty() && running.judged == 0) finish(verdict.cursor);
 }
@@ -319,7 +348,7 @@ void Generation::begin_turn(Running& running, std::size_t place, std::string obs
   if (!add_observation(trajectory, std::move(observation), *tokenizer_,
                        config_.rollout.max_new_tokens))
     return;
-  std::vector<std::int32_t> tokens = prompts_.row(group.row).tokens;
+  std::vector<std::int32_t> tokens = prompts_.tokens_of(group);
   tokens.insert(tokens.end(), trajectory.tokens.begin(), trajectory.tokens.end());
   rollout::Request request = this->request(std::move(tokens), std::ssize(trajectory.tokens));
   // Positions begin with 0 in each turn, so that each has a stream of its own.
@@ -380,6 +409,7 @@ void Generation::finish(std::int64_t cursor, const std::optional<std::string>& e
 }
 
 void Generation::end_episodes(const Running& running) {
+  if (judge_.has_episodes()) judge_.close(running.group);
   if (running.conversation < 0) return;
   for (std::size_t place = 0; place < running.group.trajectories.size(); ++place)
     engine().end_conversation(running.conversation + static_cast<std::int64_t>(place));

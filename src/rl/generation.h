@@ -57,6 +57,8 @@ class Generation : public GroupSource {
     Group group;
     std::map<rollout::RequestId, std::size_t> requests;  ///< Under way -> its trajectory.
     std::int64_t judged = 0;  ///< Trajectories whose last turn is being judged.
+    std::int64_t opening = 0;  ///< Episodes whose prompt is awaited.
+    Json prompt = {};          ///< The first episode's, once it is there.
     /// Conversation of its first trajectory, see rollout::Request; the others' follow.
     /// -1: they have no further turns.
     std::int64_t conversation = -1;
@@ -70,6 +72,11 @@ class Generation : public GroupSource {
   void start(std::int64_t cursor, std::int64_t attempt);
   /// One pass of the engine, and what follows from the sequences that ended.
   void pass();
+  /// Submits a group's first turns, which share a prompt.
+  void begin(Running& running);
+  /// Takes the prompt of an episode; the last one's makes the group's. Returns what is wrong with
+  /// it.
+  std::optional<std::string> open(Running& running, const reward::Score& score);
   void take(Running& running, std::size_t place, rollout::Completion completion);
   /// Takes what has been judged meanwhile; waits a moment for it where nothing else is to be done.
   void take_verdicts();

@@ -77,7 +77,7 @@ Steps::Steps(const config::RunConfig& config, train::Setup& setup, objective::Po
       prompts_(config, train::DataPart::kTrain, *setup.tokenizer),
       held_out_(config, train::DataPart::kEval, *setup.tokenizer),
       info_(loader_info(config, prompts_)),
-      judge_(config.rl.reward, /*in_order=*/true, setup.placed.context.mesh.world_group()),
+      judge_(config, *setup.tokenizer, /*in_order=*/true, setup.placed.context.mesh.world_group()),
       log_(std::filesystem::path(config.train.output_dir) / "groups.jsonl"),
       entropy_bonus_(config.rl.algorithm) {
   if (setup.placed.context.mesh.world()) {
@@ -387,21 +387,44 @@ nlohmann::json Steps::state_of_stream() const {
   return state;
 }
 
+void Steps::open_episodes(std::vector<Group>& groups) {
+  if (!judge_.has_episodes()) return;
+  for (const Group& group : groups) {
+    judge_.open(held_out_.row(group.row), group, kOnly,
+                rollout::seed_of_row(config_.train.seed, static_cast<std::uint64_t>(group.row)));
+  }
+  for (const Verdict& verdict : judge_.take(/*waits=*/true)) {
+    const reward::Score& score = verdict.score;
+    try {
+      if (score.error) throw_error<DataError>("{}", *score.error);
+      const Json prompt = score.observation ? Json(*score.observation) : score.messages;
+      if (!prompt.is_null()) {
+        groups[static_cast<std::size_t>(verdict.cursor)].opening =
+            held_out_.opening(verdict.cursor, prompt);
+      }
+    } catch (const DataError& error) {
+      throw_error<Error>("data.eval, prompt {}: its episode does not begin: {}", verdict.cursor + 1,
+                         error.what());
+    }
+  }
+}
+
 train::Evaluation Steps::evaluate() {
   std::vector<Group> groups(static_cast<std::size_t>(held_out_.size()));
   std::vector<std::size_t> active;
   for (std::size_t i = 0; i < groups.size(); ++i) {
-    groups[i].cursor = static_cast<std::int64_t>(i);
+    groups[i].cursor = groups[i].row = static_cast<std::int64_t>(i);
     groups[i].trajectories.resize(1);
     active.push_back(i);
   }
   const std::int64_t most = config_.rollout.max_new_tokens;
+  open_episodes(groups);
   while (!active.empty()) {
     std::vector<rollout::Request> requests;
     for (const std::size_t i : active) {
       const std::vector<std::int32_t>& drawn = groups[i].trajectories[0].tokens;
       rollout::Request request;
-      request.prompt = held_out_.row(groups[i].cursor).tokens;
+      request.prompt = held_out_.tokens_of(groups[i]);
       request.prompt.insert(request.prompt.end(), drawn.begin(), drawn.end());
       request.max_new_tokens = most - std::ssize(drawn);
       request.sampling.temperature = 0;
@@ -429,6 +452,7 @@ train::Evaluation Steps::evaluate() {
       const auto place = static_cast<std::size_t>(verdict.cursor);
       Trajectory& trajectory = groups[place].trajectories[0];
       trajectory.reward += score.reward;
+      trajectory.is_truncated = trajectory.is_truncated || score.is_truncated;
       for (const auto& [name, value] : score.parts) trajectory.parts[name] += value;
       if (score.observation &&
           add_observation(trajectory, *std::move(score.observation), *setup_.tokenizer, most))
@@ -438,6 +462,7 @@ train::Evaluation Steps::evaluate() {
   }
   std::vector<double> rewards, lengths;
   for (const Group& group : groups) {
+    if (judge_.has_episodes()) judge_.close(group);
     rewards.push_back(group.trajectories[0].reward);
     lengths.push_back(static_cast<double>(group.trajectories[0].sampled_tokens()));
   }

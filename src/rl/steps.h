@@ -63,6 +63,8 @@ class Steps : public train::StepSource {
   void record_consumed();
   /// Gives the weights to whoever generates, under the next version.
   void publish();
+  /// Begins the episodes of held-out prompts, which may have prompts of their own.
+  void open_episodes(std::vector<Group>& groups);
   /// GroupSource's state after the step given last.
   nlohmann::json state_of_stream() const;
   void require_published_weights();
