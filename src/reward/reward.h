@@ -34,7 +34,7 @@ enum class Ask {
 struct Sample {
   std::string id;  ///< Names the sample in messages and in answers of a process, and its episode.
   std::int64_t group = 0;  ///< Samples of one prompt share it.
-  std::string prompt, completion;
+  std::string prompt = {}, completion = {};
   std::vector<PastTurn> turns = {};       ///< Turns before it, in their order.
   std::vector<std::int64_t> tokens = {};  ///< For the completion; empty: verifiers count bytes.
   Json truth = nullptr;                   ///< The row's answer.
@@ -78,7 +78,8 @@ struct Part {
 
 /// Workers of the user that read samples and write scores, one JSON object a line.
 struct ProcessOptions {
-  std::vector<std::string> command;  ///< Program and arguments. Empty: none.
+  std::string key = "rl.reward.command";  ///< Names the program in messages.
+  std::vector<std::string> command = {};  ///< Program and arguments. Empty: none.
   std::int64_t workers = 2;
   double timeout_s = 30;          ///< For one sample, from the moment it is written.
   double start_timeout_s = 60;    ///< For the first answer of a new worker, besides `timeout_s`.

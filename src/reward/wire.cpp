@@ -80,8 +80,8 @@ std::string read_step(const Json& answer, Score& score) {
   bool is_done = false;
   for (const std::string& why :
        {read_flag(answer, "done", is_done), read_flag(answer, "truncated", score.is_truncated),
-        read_continuation(answer, score), read_reward(answer, !is_done, score),
-        read_parts(answer, score)}) {
+        read_continuation(answer, score),
+        read_reward(answer, !is_done && !score.is_truncated, score), read_parts(answer, score)}) {
     if (!why.empty()) return why;
   }
   if (is_done || score.is_truncated) {

@@ -42,6 +42,7 @@ reward::RewardOptions options_of(const config::RlReward& section) {
   options.process.cpu_seconds = section.cpu_seconds;
   options.environment = options.process;
   options.process.command = section.command;
+  options.environment.key = "rl.reward.environment";
   options.environment.command = section.environment;
   options.http.url = section.url;
   options.http.token = section.token;

@@ -269,7 +269,7 @@ void Steps::record(std::span<const Fate> fates) {
 nlohmann::json Steps::cursor() {
   const Batch standing = this->standing();
   record(standing.fates);
-  saved_groups_ = {};
+  saved_groups_ = at::Tensor();
   if (is_first_rank() && !standing.groups.empty())
     saved_groups_ = tensor_of(to_bytes(Batch{.groups = standing.groups}));
   nlohmann::json cursor = {{"prompts", prompts_.key()},

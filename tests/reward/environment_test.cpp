@@ -120,6 +120,7 @@ TEST(Environment, RefusesAnswersThatAreNone) {
   EXPECT_EQ(error({{"observation", "on"}}), "");
   EXPECT_EQ(error({{"reward", 1}, {"done", true}}), "");
   EXPECT_NE(error({{"done", true}}).find("'reward'"), std::string::npos);
+  EXPECT_NE(error({{"truncated", true}}).find("'reward'"), std::string::npos);
   EXPECT_NE(error({{"reward", 1}}).find("not 'done'"), std::string::npos);
   EXPECT_NE(error({{"reward", 1}, {"done", 1}}).find("'done'"), std::string::npos);
   EXPECT_NE(error({{"observation", "a"}, {"messages", {{{"role", "tool"}}}}}).find("give one"),
