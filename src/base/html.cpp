@@ -23,7 +23,8 @@ std::string escape_html(std::string_view text) {
         break;
       default:
         // Other control characters are not text of HTML.
-        out += static_cast<unsigned char>(c) < 0x20 && c != '\n' && c != '\t' ? '?' : c;
+        out +=
+            (static_cast<unsigned char>(c) < 0x20 && c != '\n' && c != '\t') || c == 0x7f ? '?' : c;
     }
   }
   return out;

@@ -13,7 +13,7 @@
 namespace heddle::reward {
 namespace {
 
-constexpr std::size_t kLongestAnswer = 500;
+constexpr std::size_t kLongestExpression = 500;
 
 class Countdown final : public SingleTurnTask {
  public:
@@ -80,7 +80,7 @@ class Countdown final : public SingleTurnTask {
   /// Nothing unless the text is an expression with just these numbers.
   static std::optional<Rational> value_of(const std::string& text,
                                           std::vector<std::int64_t> wanted) {
-    if (text.size() > kLongestAnswer ||
+    if (text.size() > kLongestExpression ||
         text.find_first_not_of("0123456789+-*/() ") != std::string::npos) {
       return {};
     }

@@ -12,7 +12,6 @@
 namespace heddle::reward {
 
 class Verifier;
-class WorkerPool;
 
 /// One row of a task, with the columns of a data file: {"prompt", "answer", "meta"}.
 struct Row {
@@ -59,19 +58,5 @@ std::vector<std::string> task_names();
 /// Throws ConfigError for a name that is not there or a parameter that it does not have.
 std::unique_ptr<Task> make_task(const std::string& name, const Json& parameters,
                                 const std::string& where);
-
-/// Environments of a user's program (docs/rewards.md: op reset, step, close), which share its
-/// workers. Each method of an environment throws Error when its worker fails; the episode is lost
-/// then.
-class ProcessEnvironments {
- public:
-  /// Throws ConfigError for options out of range.
-  explicit ProcessEnvironments(const ProcessOptions& options);
-  std::unique_ptr<Environment> environment();
-
- private:
-  std::shared_ptr<WorkerPool> pool_;
-  std::int64_t episodes_ = 0;
-};
 
 }  // namespace heddle::reward

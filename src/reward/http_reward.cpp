@@ -21,7 +21,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::size_t kLongestAnswer = 64 << 20;
+constexpr std::size_t kLongestResponse = 64 << 20;
 constexpr double kLongestWait = 60;  ///< Between two tries, also if the server asks for more.
 
 Clock::duration seconds(double count) {
@@ -38,7 +38,7 @@ struct Batch {
 
 std::size_t append(char* bytes, std::size_t size, std::size_t count, void* to) {
   auto& text = *static_cast<std::string*>(to);
-  if (text.size() + size * count > kLongestAnswer) return 0;
+  if (text.size() + size * count > kLongestResponse) return 0;
   text.append(bytes, size * count);
   return size * count;
 }

@@ -22,17 +22,28 @@ struct PastTurn {
   std::string completion, observation;
 };
 
+/// What is asked of a judge. Environments alone are asked for more than scores.
+enum class Ask {
+  kScore,
+  kOpening,  ///< An episode begins: its prompt, if it is not the row's.
+  kClosing,  ///< It is over; nothing is answered.
+};
+
 /// One completion to be judged. Strings are UTF-8; a completion may hold anything that a model
 /// prints.
 struct Sample {
-  std::string id;          ///< Names the sample in messages and in answers of a process.
+  std::string id;  ///< Names the sample in messages and in answers of a process, and its episode.
   std::int64_t group = 0;  ///< Samples of one prompt share it.
-  std::string prompt, completion;
+  std::string prompt = {}, completion = {};
   std::vector<PastTurn> turns = {};       ///< Turns before it, in their order.
   std::vector<std::int64_t> tokens = {};  ///< For the completion; empty: verifiers count bytes.
   Json truth = nullptr;                   ///< The row's answer.
   Json meta = nullptr;                    ///< Whatever else the row brings.
-  bool is_truncated = false;              ///< The completion ended at the limit of its length.
+  /// The completion as a message of the chat template, with reasoning and calls of tools apart.
+  Json message = nullptr;
+  bool is_truncated = false;  ///< The completion ended at the limit of its length.
+  Ask ask = Ask::kScore;
+  std::uint64_t seed = 0;  ///< kOpening: episodes of a prompt have the same.
 };
 
 struct Score {
@@ -41,6 +52,11 @@ struct Score {
   std::optional<std::string> error = {};     ///< Set: there is no reward, and why.
   /// Set: the policy goes on after this text with another turn, whose reward is added.
   std::optional<std::string> observation = {};
+  /// Set in place of an observation: messages that the chat template puts there.
+  Json messages = nullptr;
+  bool is_truncated = false;  ///< The episode ended at a limit of its environment.
+
+  bool goes_on() const { return observation || !messages.is_null(); }
 };
 
 /// Judges completions. Safe to call from one thread at a time.
@@ -62,7 +78,8 @@ struct Part {
 
 /// Workers of the user that read samples and write scores, one JSON object a line.
 struct ProcessOptions {
-  std::vector<std::string> command;  ///< Program and arguments. Empty: none.
+  std::string key = "rl.reward.command";  ///< Names the program in messages.
+  std::vector<std::string> command = {};  ///< Program and arguments. Empty: none.
   std::int64_t workers = 2;
   double timeout_s = 30;          ///< For one sample, from the moment it is written.
   double start_timeout_s = 60;    ///< For the first answer of a new worker, besides `timeout_s`.
@@ -84,12 +101,13 @@ struct HttpOptions {
   std::stop_token stop = {};
 };
 
-/// One source of rewards: built-in verifiers, or a process, or a server.
+/// One source of rewards: built-in verifiers, a process, a server, or an environment.
 struct RewardOptions {
   std::vector<Part> verifiers;
   Combine combine = Combine::kSum;
   ProcessOptions process;
   HttpOptions http;
+  ProcessOptions environment;  ///< Workers that keep the state of episodes.
 };
 
 /// Throws ConfigError unless exactly one source is named and its parameters are right.

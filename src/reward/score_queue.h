@@ -5,9 +5,11 @@
 #include <cstdint>
 #include <deque>
 #include <exception>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <stop_token>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -26,7 +28,8 @@ class ScoreQueue {
   ScoreQueue(const ScoreQueue&) = delete;
   ScoreQueue& operator=(const ScoreQueue&) = delete;
 
-  /// Queues a sample and returns its number, which its score comes with.
+  /// Queues a sample and returns its number, which its score comes with; one with Ask::kClosing has
+  /// none. Samples of one id in an environment go to one thread, in their order.
   std::uint64_t submit(Sample sample);
 
   struct Scored {
@@ -42,14 +45,18 @@ class ScoreQueue {
     std::uint64_t number;
     Sample sample;
   };
-  void work(Reward& reward, const std::stop_token& stop);
+  void work(std::size_t thread, const std::stop_token& stop);
+  std::deque<Waiting>& queue_of(const Sample& sample);
 
   std::size_t at_once_;  ///< Samples that a thread takes together, at most.
   std::stop_source given_up_;
   std::mutex mutex_;
   std::condition_variable_any has_work_;
   std::condition_variable has_scores_;
-  std::deque<Waiting> waiting_;
+  bool has_episodes_;
+  /// For all threads, or of an environment by thread.
+  std::vector<std::deque<Waiting>> waiting_;
+  std::map<std::string, std::size_t> thread_of_;  ///< By Sample::id, of episodes under way.
   std::vector<Scored> scored_;
   std::exception_ptr failure_;
   std::uint64_t submitted_ = 0;

@@ -2,24 +2,12 @@
 
 #include <cmath>
 
+#include <fmt/format.h>
+
 #include "base/json.h"
 #include "base/quote.h"
 
 namespace heddle::reward {
-
-Json to_wire(const Sample& sample) {
-  Json object = {{"group", sample.group},
-                 {"prompt", sample.prompt},
-                 {"completion", sample.completion},
-                 {"truth", sample.truth},
-                 {"meta", sample.meta}};
-  if (!sample.tokens.empty()) object["tokens"] = sample.tokens;
-  for (const PastTurn& turn : sample.turns) {
-    object["turns"].push_back({{"completion", turn.completion}, {"observation", turn.observation}});
-  }
-  return object;
-}
-
 namespace {
 
 constexpr std::size_t kMostParts = 256;
@@ -31,7 +19,125 @@ bool is_plain(const std::string& name) {
   return !name.empty() && name.size() <= kLongestName && text::shown(name) == name;
 }
 
+/// The value of a key, or null for one that is absent or null.
+const Json* given(const Json& object, const char* key) {
+  const auto found = object.find(key);
+  return found == object.end() || found->is_null() ? nullptr : &*found;
+}
+
+/// Why an answer is refused; empty if it was read into the score.
+std::string read_parts(const Json& answer, Score& score) {
+  const Json* const parts = given(answer, "parts");
+  if (parts == nullptr) return {};
+  if (!parts->is_object()) return "'parts' must be an object of numbers";
+  if (parts->size() > kMostParts) return "'parts' must hold at most 256 numbers";
+  for (const auto& [name, value] : parts->items()) {
+    if (!is_reward(value)) return "'parts' must be an object of numbers";
+    if (!is_plain(name)) return "names of 'parts' must be of 1 to 100 plain characters";
+    score.parts[name] = value.get<double>();
+  }
+  return {};
+}
+
+std::string read_continuation(const Json& answer, Score& score) {
+  const Json* const text = given(answer, "observation");
+  const Json* const messages = given(answer, "messages");
+  if (text != nullptr && messages != nullptr)
+    return "'observation' and 'messages' are two answers; give one";
+  if (text != nullptr) {
+    if (!text->is_string() || text->get_ref<const std::string&>().empty() ||
+        text->get_ref<const std::string&>().size() > kLongestObservation)
+      return "'observation' must be text of 1 byte to 1 MiB";
+    score.observation = text->get<std::string>();
+  }
+  if (messages != nullptr) {
+    if (!messages->is_array() || messages->empty() ||
+        messages->dump(-1, ' ', false, Json::error_handler_t::replace).size() > kLongestObservation)
+      return "'messages' must be a list of 1 message or more, of 1 MiB at most";
+    score.messages = *messages;
+  }
+  return {};
+}
+
+std::string read_reward(const Json& answer, bool may_miss, Score& score) {
+  const auto reward = answer.find("reward");
+  const bool is_missing = reward == answer.end();
+  if (is_missing ? !may_miss : !is_reward(*reward))
+    return "'reward' must be a finite number, at most 1e9";
+  if (!is_missing) score.reward = reward->get<double>();
+  return {};
+}
+
+std::string read_flag(const Json& answer, const char* key, bool& flag) {
+  const Json* const value = given(answer, key);
+  if (value == nullptr) return {};
+  if (!value->is_boolean()) return fmt::format("'{}' must be true or false", key);
+  flag = value->get<bool>();
+  return {};
+}
+
+std::string read_step(const Json& answer, Score& score) {
+  bool is_done = false;
+  for (const std::string& why :
+       {read_flag(answer, "done", is_done), read_flag(answer, "truncated", score.is_truncated),
+        read_continuation(answer, score),
+        read_reward(answer, !is_done && !score.is_truncated, score), read_parts(answer, score)}) {
+    if (!why.empty()) return why;
+  }
+  if (is_done || score.is_truncated) {
+    // Nobody reads what comes after the end.
+    score.observation.reset();
+    score.messages = nullptr;
+  } else if (!score.goes_on()) {
+    return "an episode that is not 'done' needs an 'observation' or 'messages'";
+  }
+  return {};
+}
+
+template <class Read>
+Score score_of(const Json& answer, const char* expected, const Read& read) {
+  const auto refused = [&](const std::string& why) {
+    return Score{.error = why + ", found " + json::shown(answer)};
+  };
+  if (!answer.is_object()) return refused(expected);
+  if (const Json* const error = given(answer, "error")) {
+    return {.error = error->is_string() ? text::shown(error->get<std::string>())
+                                        : json::shown(*error)};
+  }
+  Score score;
+  const std::string why = read(score);
+  return why.empty() ? score : refused(why);
+}
+
 }  // namespace
+
+Json to_wire(const Sample& sample) {
+  Json object = {{"group", sample.group},
+                 {"prompt", sample.prompt},
+                 {"completion", sample.completion},
+                 {"truth", sample.truth},
+                 {"meta", sample.meta}};
+  if (!sample.message.is_null()) object["message"] = sample.message;
+  if (!sample.tokens.empty()) object["tokens"] = sample.tokens;
+  for (const PastTurn& turn : sample.turns) {
+    object["turns"].push_back({{"completion", turn.completion}, {"observation", turn.observation}});
+  }
+  return object;
+}
+
+Json episode_to_wire(const Sample& sample) {
+  if (sample.ask == Ask::kClosing) return {{"op", "close"}};
+  if (sample.ask == Ask::kOpening) {
+    return {{"op", "reset"},
+            {"seed", sample.seed},
+            {"row", {{"prompt", sample.prompt}, {"answer", sample.truth}, {"meta", sample.meta}}}};
+  }
+  Json object = {
+      {"op", "step"}, {"action", sample.completion}, {"truncated", sample.is_truncated}};
+  if (!sample.message.is_null()) object["message"] = sample.message;
+  if (!sample.tokens.empty()) object["tokens"] = sample.tokens;
+  return object;
+}
 
 bool is_reward(const Json& value) {
   // Far above any reward, and small enough for the squares of many to be added.
@@ -40,35 +146,17 @@ bool is_reward(const Json& value) {
 }
 
 Score from_wire(const Json& answer) {
-  const auto refused = [&](const std::string& why) {
-    return Score{0, {}, why + ", found " + json::shown(answer)};
-  };
-  if (!answer.is_object()) return refused("an answer must be an object with 'reward'");
-  if (const auto error = answer.find("error"); error != answer.end() && !error->is_null())
-    return {
-        0, {}, error->is_string() ? text::shown(error->get<std::string>()) : json::shown(*error)};
-  Score score;
-  if (const auto text = answer.find("observation"); text != answer.end() && !text->is_null()) {
-    if (!text->is_string() || text->get_ref<const std::string&>().empty() ||
-        text->get_ref<const std::string&>().size() > kLongestObservation)
-      return refused("'observation' must be text of 1 byte to 1 MiB");
-    score.observation = text->get<std::string>();
-  }
-  const auto reward = answer.find("reward");
-  const bool is_missing = reward == answer.end();
-  if (is_missing ? !score.observation : !is_reward(*reward))
-    return refused("'reward' must be a finite number, at most 1e9");
-  if (!is_missing) score.reward = reward->get<double>();
-  const auto parts = answer.find("parts");
-  if (parts == answer.end() || parts->is_null()) return score;
-  if (!parts->is_object()) return refused("'parts' must be an object of numbers");
-  if (parts->size() > kMostParts) return refused("'parts' must hold at most 256 numbers");
-  for (const auto& [name, value] : parts->items()) {
-    if (!is_reward(value)) return refused("'parts' must be an object of numbers");
-    if (!is_plain(name)) return refused("names of 'parts' must be of 1 to 100 plain characters");
-    score.parts[name] = value.get<double>();
-  }
-  return score;
+  return score_of(answer, "an answer must be an object with 'reward'", [&](Score& score) {
+    std::string why = read_continuation(answer, score);
+    if (why.empty()) why = read_reward(answer, score.goes_on(), score);
+    return why.empty() ? read_parts(answer, score) : why;
+  });
+}
+
+Score episode_from_wire(const Json& answer, Ask ask) {
+  return score_of(answer, "an answer must be an object", [&](Score& score) {
+    return ask == Ask::kOpening ? read_continuation(answer, score) : read_step(answer, score);
+  });
 }
 
 std::string wire_text(const Json& value) {
@@ -77,7 +165,7 @@ std::string wire_text(const Json& value) {
 
 Score or_failed(Score score, const std::optional<double>& failed) {
   if (!score.error || !failed) return score;
-  return {*failed, {{"failed", 1}}, {}};
+  return {.reward = *failed, .parts = {{"failed", 1}}};
 }
 
 }  // namespace heddle::reward

@@ -94,7 +94,7 @@ Worker::Worker(const ProcessOptions& options, std::size_t number)
   // Ends at once: exec closes the other side.
   if (::read(failed.read, &reason, sizeof reason) == sizeof reason) {
     ::waitpid(process_, nullptr, 0);
-    throw_error<ConfigError>("rl.reward.command: '{}' cannot be started: {}",
+    throw_error<ConfigError>("{}: '{}' cannot be started: {}", options.key,
                              text::shown(options.command.front()), std::strerror(reason));
   }
   input_ = Pipe::take(in.write);

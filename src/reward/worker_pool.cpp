@@ -106,7 +106,7 @@ class WorkerPool::Loop {
     waiting_.clear();
     for (std::size_t k = 0; k < items_.size(); ++k) waiting_.push_back(k);
     while (unanswered_ > 0) {
-      if (options_.stop.stop_requested()) throw_error<Error>("rl.reward.command: given up");
+      if (options_.stop.stop_requested()) throw_error<Error>("{}: given up", options_.key);
       hand_out();
       wait();
       for (std::size_t number = 0; number < seats_.size(); ++number) serve(number);
@@ -210,7 +210,7 @@ class WorkerPool::Loop {
     const std::string status = seat.worker->end();
     seat.worker.reset();
     const std::string reason = "the worker " + why + (had_ended ? " (" + status + ")" : "");
-    log::warning("rl.reward.command: {}; it is started anew", reason);
+    log::warning("{}: {}; it is started anew", options_.key, reason);
     if (std::exchange(seat.id, {}).empty()) return;
     const Item& item = items_[seat.item];
     if (item.tries < 2 && !item.request->worker) {

@@ -57,7 +57,7 @@ Experience::Experience(const config::RunConfig& config, const Prompts& prompts,
       groups_(std::ssize(groups)),
       expert_width_(expert_width) {
   for (std::size_t g = 0; g < groups.size(); ++g) {
-    const std::vector<std::int32_t>& prompt = prompts.row(groups[g].row).tokens;
+    const std::vector<std::int32_t>& prompt = prompts.tokens_of(groups[g]);
     if (expert_width > 0) require_experts(groups[g], std::ssize(prompt));
     for (const Trajectory& trajectory : groups[g].trajectories) {
       rows_.push_back({&trajectory, g, std::ssize(prompt)});

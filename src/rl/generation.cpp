@@ -44,7 +44,7 @@ Generation::Generation(const config::RunConfig& config, assembly::ModelOnRanks& 
       tokenizer_(std::move(tokenizer)),
       prompts_(prompts),
       end_(end_of(config, prompts)),
-      judge_(config.rl.reward, config.rl.deterministic, model.context.mesh.world_group()),
+      judge_(config, *tokenizer_, config.rl.deterministic, model.context.mesh.world_group()),
       admission_(admission_options(config.rl)),
       stop_ids_(rollout::end_tokens(*tokenizer_, model.source.get())) {
   // Slots are made when the optimizer has its parameters already.
@@ -107,6 +107,7 @@ Batch Generation::next() {
     if (std::optional<Batch> batch = try_next()) {
       prepare_update();
       if (engine_) engine_->release_weights();
+      if (engine_ && config_.rollout.release_memory) engine_->release_memory();
       return *std::move(batch);
     }
     advance();
@@ -119,7 +120,7 @@ std::optional<Batch> Generation::try_next() {
   const std::optional<Admission::Batch> cut = admission_.cut(no_more);
   if (!cut && !(running_.empty() && no_more)) return std::nullopt;
   for (const std::int64_t cursor : cut ? cut->dropped : std::vector<std::int64_t>()) {
-    count_stale(abort(cursor));
+    give_up(abort(cursor));
   }
   if (engine_) news_.counts.engine = engine_->take_counts();
   Batch batch = std::exchange(news_, {});
@@ -163,7 +164,7 @@ void Generation::prepare_update() {
     for (const auto& [cursor, running] : running_) cursors.push_back(cursor);
     for (const std::int64_t cursor : cursors) {
       admission_.forget(cursor);
-      abort(cursor);
+      issue_again(abort(cursor));
     }
   }
 }
@@ -172,11 +173,10 @@ void Generation::updated() {
   for (const std::int64_t cursor : admission_.publish()) {
     const auto finished = finished_.find(cursor);
     if (finished == finished_.end()) {
-      count_stale(abort(cursor));
+      give_up(abort(cursor));
     } else {
       const Group& group = finished->second.group;
-      count_stale(group.sampled_tokens());
-      again_[cursor] = group.attempt + 1;
+      give_up({cursor, group.attempt, group.sampled_tokens()});
       finished_.erase(finished);
     }
   }
@@ -239,20 +239,43 @@ void Generation::start(std::int64_t cursor, std::int64_t attempt) {
   const auto samples = static_cast<std::size_t>(config_.rl.samples_per_group);
   running.group.trajectories.resize(samples);
   const std::uint64_t stream = stream_of(running.group);
-  rollout::Request request = this->request(prompts_.row(running.group.row).tokens, 0);
-  request.sampling.seed = stream;
+  news_.fates.push_back(
+      {.kind = Fate::Kind::kDispatched, .dispatch = {cursor, attempt, stream, version()}});
+  if (!judge_.has_episodes()) return begin(running);
+  for (std::size_t i = 0; i < samples; ++i)
+    judge_.open(prompts_.row(running.group.row), running.group, i, stream);
+  running.opening = config_.rl.samples_per_group;
+}
+
+std::optional<std::string> Generation::open(Running& running, const reward::Score& score) {
+  const Json prompt = score.observation ? Json(*score.observation) : score.messages;
+  if (running.opening == config_.rl.samples_per_group) running.prompt = prompt;
+  if (running.prompt != prompt) {
+    return "its episodes begin with different prompts; op reset may go by the seed and the row "
+           "alone";
+  }
+  if (--running.opening > 0 || prompt.is_null()) return {};
+  try {
+    running.group.opening = prompts_.opening(running.group.row, prompt);
+  } catch (const DataError& error) {
+    return fmt::format("the prompt of its episodes: {}", error.what());
+  }
+  return {};
+}
+
+void Generation::begin(Running& running) {
+  rollout::Request request = this->request(prompts_.tokens_of(running.group), 0);
+  request.sampling.seed = stream_of(running.group);
   request.samples = config_.rl.samples_per_group;
   if (judge_.may_answer()) {
     running.conversation = std::exchange(next_conversation_, next_conversation_ + request.samples);
     request.conversation = running.conversation;
   }
   const rollout::RequestId first = engine().submit(std::move(request));
-  news_.fates.push_back(
-      {.kind = Fate::Kind::kDispatched, .dispatch = {cursor, attempt, stream, version()}});
-  for (std::size_t i = 0; i < samples; ++i) {
+  for (std::size_t i = 0; i < running.group.trajectories.size(); ++i) {
     const rollout::RequestId id = first + static_cast<rollout::RequestId>(i);
     running.requests[id] = i;
-    cursor_of_[id] = cursor;
+    cursor_of_[id] = running.group.cursor;
   }
 }
 
@@ -297,8 +320,12 @@ void Generation::settle(Verdict verdict) {
   // An aborted group is judged for nothing.
   if (found == running_.end() || found->second.group.attempt != verdict.attempt) return;
   Running& running = found->second;
-  --running.judged;
   reward::Score& score = verdict.score;
+  if (verdict.is_opening) {
+    if (!score.error) score.error = open(running, score);
+  } else {
+    --running.judged;
+  }
   if (score.error) {
     for (const auto& [id, place] : running.requests) {
       engine_->abort(id);
@@ -306,9 +333,11 @@ void Generation::settle(Verdict verdict) {
     }
     return finish(verdict.cursor, score.error);
   }
+  if (verdict.is_opening) return running.opening == 0 ? begin(running) : void();
   Trajectory& trajectory = running.group.trajectories[verdict.place];
   trajectory.reward += score.reward;
   for (const auto& [name, value] : score.parts) trajectory.parts[name] += value;
+  trajectory.is_truncated = trajectory.is_truncated || score.is_truncated;
   if (score.observation) begin_turn(running, verdict.place, *std::move(score.observation));
   if (running.requests.empty() && running.judged == 0) finish(verdict.cursor);
 }
@@ -319,7 +348,7 @@ void Generation::begin_turn(Running& running, std::size_t place, std::string obs
   if (!add_observation(trajectory, std::move(observation), *tokenizer_,
                        config_.rollout.max_new_tokens))
     return;
-  std::vector<std::int32_t> tokens = prompts_.row(group.row).tokens;
+  std::vector<std::int32_t> tokens = prompts_.tokens_of(group);
   tokens.insert(tokens.end(), trajectory.tokens.begin(), trajectory.tokens.end());
   rollout::Request request = this->request(std::move(tokens), std::ssize(trajectory.tokens));
   // Positions begin with 0 in each turn, so that each has a stream of its own.
@@ -374,12 +403,12 @@ void Generation::finish(std::int64_t cursor, const std::optional<std::string>& e
   if (admission_.finish(cursor, group.oldest_version())) {
     finished_.emplace(cursor, Finished{std::move(group), std::chrono::steady_clock::now()});
   } else {
-    count_stale(group.sampled_tokens());
-    again_[cursor] = group.attempt + 1;
+    give_up({cursor, group.attempt, group.sampled_tokens()});
   }
 }
 
 void Generation::end_episodes(const Running& running) {
+  if (judge_.has_episodes()) judge_.close(running.group);
   if (running.conversation < 0) return;
   for (std::size_t place = 0; place < running.group.trajectories.size(); ++place)
     engine().end_conversation(running.conversation + static_cast<std::int64_t>(place));
@@ -390,41 +419,35 @@ bool Generation::may_filter() const {
   return rl.dynamic_sampling && generated_ < rl.max_attempts * rl.groups_per_batch();
 }
 
-std::int64_t Generation::abort(std::int64_t cursor) {
+Generation::Tried Generation::abort(std::int64_t cursor) {
   const auto found = running_.find(cursor);
-  std::int64_t tokens = found->second.group.sampled_tokens();
+  const Group& group = found->second.group;
+  Tried tried{cursor, group.attempt, group.sampled_tokens()};
   for (const auto& [id, place] : found->second.requests) {
-    tokens += std::ssize(engine_->abort(id).output_ids);
+    tried.tokens += std::ssize(engine_->abort(id).output_ids);
     cursor_of_.erase(id);
   }
   end_episodes(found->second);
-  again_[cursor] = found->second.group.attempt + 1;
   running_.erase(found);
-  return tokens;
+  return tried;
 }
 
-void Generation::count_stale(std::int64_t tokens) {
+void Generation::give_up(const Tried& group) {
   ++news_.counts.stale;
-  news_.counts.stale_tokens += tokens;
-}
-
-nlohmann::json Generation::state() const {
-  // Attempts begin again with the next number, as some of their tokens were seen already.
-  std::map<std::int64_t, std::int64_t> again = again_;
-  for (const auto& [cursor, running] : running_) again[cursor] = running.group.attempt + 1;
-  for (const auto& [cursor, finished] : finished_) again[cursor] = finished.group.attempt + 1;
-  nlohmann::json pending = nlohmann::json::array();
-  for (const auto& [cursor, attempt] : again) pending.push_back({cursor, attempt});
-  return {{"next_cursor", next_cursor_}, {"pending", pending}};
-}
-
-void Generation::restore(const nlohmann::json& state, std::int64_t version) {
-  next_cursor_ = state.at("next_cursor").get<std::int64_t>();
-  again_.clear();
-  for (const auto& entry : state.at("pending"))
-    again_[entry.at(0).get<std::int64_t>()] = entry.at(1).get<std::int64_t>();
-  admission_.rebase(version);
-  weights_changed();
+  news_.counts.stale_tokens += group.tokens;
+  if (group.attempt + 1 < config_.rl.stale_attempts) return issue_again(group);
+  if (is_first_rank()) {
+    log::warning(
+        "prompt {}: its completions get older than rl.max_staleness {} and are dropped, the last "
+        "of "
+        "{} attempts (rl.stale_attempts) after {} tokens; the prompt is left out. To train on it "
+        "raise rl.max_staleness, set rl.stale_policy wait, or lower rollout.max_new_tokens",
+        group.cursor, config_.rl.staleness(), config_.rl.stale_attempts, group.tokens);
+  }
+  news_.fates.push_back({.kind = Fate::Kind::kRejected,
+                         .dispatch = {.cursor = group.cursor},
+                         .reason = Rejection::kStale,
+                         .tokens = group.tokens});
 }
 
 }  // namespace heddle::rl

@@ -37,7 +37,9 @@ class Generation : public GroupSource {
   void updated() override;
   std::int64_t version() const override { return admission_.version(); }
   std::string weights_hash() override;
-  void restore(const nlohmann::json& state, std::int64_t version) override;
+  Batch standing() override;
+  void restore(const nlohmann::json& state, std::vector<Group> finished,
+               std::int64_t version) override;
 
   /// The next batch if it is there already.
   std::optional<Batch> try_next();
@@ -57,6 +59,8 @@ class Generation : public GroupSource {
     Group group;
     std::map<rollout::RequestId, std::size_t> requests;  ///< Under way -> its trajectory.
     std::int64_t judged = 0;  ///< Trajectories whose last turn is being judged.
+    std::int64_t opening = 0;  ///< Episodes whose prompt is awaited.
+    Json prompt = {};          ///< The first episode's, once it is there.
     /// Conversation of its first trajectory, see rollout::Request; the others' follow.
     /// -1: they have no further turns.
     std::int64_t conversation = -1;
@@ -64,12 +68,18 @@ class Generation : public GroupSource {
 
   rollout::Engine& engine();
   bool pins() const { return config_.rl.update_mode == config::UpdateMode::kPin; }
+  bool is_first_rank() const { return model_.context.mesh.rank() == 0; }
   /// Requests that start from now on have the adapters as they are; pinned ones keep theirs.
   void publish_adapters();
   void dispatch();
   void start(std::int64_t cursor, std::int64_t attempt);
   /// One pass of the engine, and what follows from the sequences that ended.
   void pass();
+  /// Submits a group's first turns, which share a prompt.
+  void begin(Running& running);
+  /// Takes the prompt of an episode; the last one's makes the group's. Returns what is wrong with
+  /// it.
+  std::optional<std::string> open(Running& running, const reward::Score& score);
   void take(Running& running, std::size_t place, rollout::Completion completion);
   /// Takes what has been judged meanwhile; waits a moment for it where nothing else is to be done.
   void take_verdicts();
@@ -83,12 +93,19 @@ class Generation : public GroupSource {
   void end_episodes(const Running& running);
   /// All of the group is judged, or it cannot be.
   void finish(std::int64_t cursor, const std::optional<std::string>& error = {});
-  /// A running group goes back to the prompts. Returns how many tokens were drawn for it.
-  std::int64_t abort(std::int64_t cursor);
-  /// Counts a group that is too old, for which so many tokens were drawn.
-  void count_stale(std::int64_t tokens);
+  struct Tried {
+    std::int64_t cursor, attempt;
+    std::int64_t tokens;  ///< Tokens that the policy drew for it.
+  };
+  /// Ends a running group.
+  Tried abort(std::int64_t cursor);
+  void issue_again(const Tried& group) { again_[group.cursor] = group.attempt + 1; }
+  /// A group is too old: its prompt is issued again, or left out after rl.stale_attempts.
+  void give_up(const Tried& group);
   bool may_filter() const;
   nlohmann::json state() const;
+  /// A group of a checkpoint is one that this run could have made.
+  bool is_own(const Group& group) const;
 
   const config::RunConfig& config_;
   assembly::ModelOnRanks& model_;

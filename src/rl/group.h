@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <limits>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -40,12 +41,19 @@ struct Trajectory {
   }
 };
 
+/// The prompt of an environment's episodes, where it is not the row's.
+struct Opening {
+  std::vector<std::int32_t> tokens = {};
+  std::string text = {};  ///< Decoded without special tokens.
+};
+
 /// A prompt and its trajectories: what is dispatched, judged and trained on as one.
 struct Group {
   std::int64_t cursor = 0;  ///< Its place in the stream of prompts, and its name.
   std::int64_t attempt = 0;
   std::int64_t row = 0;  ///< For the prompts.
   std::vector<Trajectory> trajectories = {};
+  std::optional<Opening> opening = {};
 
   /// Tokens that the policy drew.
   std::int64_t sampled_tokens() const {

@@ -30,16 +30,20 @@ reward::RewardOptions options_of(const config::RlReward& section) {
   }
   if (section.failed && !section.verifiers.empty()) {
     throw ConfigError(
-        "rl.reward.failed: is for a program or a server (rl.reward.command, rl.reward.url); "
+        "rl.reward.failed: is for a program, a server or an environment (rl.reward.command, url, "
+        "environment); "
         "verifiers judge every row that has what they compare with");
   }
   options.combine = section.combine;
-  options.process.command = section.command;
   options.process.workers = section.workers;
   options.process.timeout_s = options.http.timeout_s = section.timeout_s;
   options.process.failed = options.http.failed = section.failed;
   options.process.memory_bytes = section.memory_bytes;
   options.process.cpu_seconds = section.cpu_seconds;
+  options.environment = options.process;
+  options.process.command = section.command;
+  options.environment.key = "rl.reward.environment";
+  options.environment.command = section.environment;
   options.http.url = section.url;
   options.http.token = section.token;
   options.http.batch = section.batch;
@@ -52,23 +56,8 @@ reward::RewardOptions options_of(const config::RlReward& section) {
 /// The wait of one take(), after which all ranks meet again.
 constexpr std::chrono::milliseconds kWait{50};
 
-reward::Sample sample_of(const Prompt& prompt, const Group& group, std::size_t place) {
-  const Trajectory& trajectory = group.trajectories[place];
-  // The last turn's.
-  std::size_t first = trajectory.tokens.size();
-  while (first > 0 && trajectory.is_sampled(first - 1)) --first;
-  std::vector<reward::PastTurn> turns;
-  for (const Turn& turn : trajectory.turns) turns.push_back({turn.completion, turn.observation});
-  return {.id = fmt::format("{}/{}/{}", group.cursor, group.attempt, place),
-          .group = group.cursor,
-          .prompt = prompt.text,
-          .completion = trajectory.text,
-          .turns = std::move(turns),
-          .tokens = {trajectory.tokens.begin() + static_cast<std::ptrdiff_t>(first),
-                     trajectory.tokens.end()},
-          .truth = prompt.truth,
-          .meta = prompt.meta,
-          .is_truncated = trajectory.is_truncated};
+std::string id_of(const Group& group, std::size_t place) {
+  return fmt::format("{}/{}/{}", group.cursor, group.attempt, place);
 }
 
 Json to_json(const Verdict& v) {
@@ -78,7 +67,10 @@ Json to_json(const Verdict& v) {
           v.score.reward,
           Json(v.score.parts),
           v.score.error ? Json(*v.score.error) : Json(),
-          v.score.observation ? Json(*v.score.observation) : Json()};
+          v.score.observation ? Json(*v.score.observation) : Json(),
+          v.score.messages,
+          v.score.is_truncated,
+          v.is_opening};
 }
 
 Verdict from_json(const Json& v) {
@@ -87,12 +79,15 @@ Verdict from_json(const Json& v) {
   verdict.score.parts = v[4].get<std::map<std::string, double>>();
   if (!v[5].is_null()) verdict.score.error = v[5].get<std::string>();
   if (!v[6].is_null()) verdict.score.observation = v[6].get<std::string>();
+  verdict.score.messages = v[7];
+  verdict.score.is_truncated = v[8].get<bool>();
+  verdict.is_opening = v[9].get<bool>();
   return verdict;
 }
 
-/// A program and a server may; of verifiers those of tasks with several turns.
+/// A program, a server and an environment may; of verifiers those of tasks with several turns.
 bool answers_turns(const config::RlReward& section) {
-  if (!section.command.empty() || !section.url.empty()) return true;
+  if (section.verifiers.empty()) return true;
   const std::vector<std::string> tasks = reward::task_names();
   return std::ranges::any_of(options_of(section).verifiers, [&](const reward::Part& part) {
     return std::ranges::find(tasks, part.verifier) != tasks.end() &&
@@ -104,13 +99,18 @@ bool answers_turns(const config::RlReward& section) {
 
 }  // namespace
 
-Judge::Judge(const config::RlReward& section, bool in_order, const comm::Group& everybody)
+Judge::Judge(const config::RunConfig& config, const data::Tokenizer& tokenizer, bool in_order,
+             const comm::Group& everybody)
     : everybody_(everybody),
       in_order_(in_order),
-      answers_at_once_(in_order || !section.verifiers.empty()),
-      may_answer_(answers_turns(section)) {
+      answers_at_once_(in_order || !config.rl.reward.verifiers.empty()),
+      may_answer_(answers_turns(config.rl.reward)),
+      has_episodes_(!config.rl.reward.environment.empty()) {
   if (everybody_.rank() != 0) return;
+  const config::RlReward& section = config.rl.reward;
   const reward::RewardOptions options = options_of(section);
+  if (may_answer_ && section.verifiers.empty())
+    dialogue_ = std::make_unique<Dialogue>(config, tokenizer);
   if (!section.verifiers.empty()) {
     reward_ = reward::make_reward(options);
   } else {
@@ -118,14 +118,75 @@ Judge::Judge(const config::RlReward& section, bool in_order, const comm::Group& 
   }
 }
 
-void Judge::submit(const Prompt& prompt, const Group& group, std::size_t place) {
-  ++pending_;
-  const Verdict asked{.cursor = group.cursor, .attempt = group.attempt, .place = place};
+void Judge::ask(reward::Sample sample, const Verdict& asked) {
   if (reward_) {
-    samples_.push_back(sample_of(prompt, group, place));
+    samples_.push_back(std::move(sample));
     asked_.push_back(asked);
   } else if (queue_) {
-    under_way_[queue_->submit(sample_of(prompt, group, place))] = asked;
+    under_way_[queue_->submit(std::move(sample))] = asked;
+  }
+}
+
+reward::Sample Judge::sample_of(const Prompt& prompt, const Group& group, std::size_t place) const {
+  const Trajectory& trajectory = group.trajectories[place];
+  // The last turn's.
+  std::size_t first = trajectory.tokens.size();
+  while (first > 0 && trajectory.is_sampled(first - 1)) --first;
+  std::vector<reward::PastTurn> turns;
+  for (const Turn& turn : trajectory.turns) turns.push_back({turn.completion, turn.observation});
+  const std::string& text = group.opening ? group.opening->text : prompt.text;
+  const std::string& before = turns.empty() ? text : turns.back().observation;
+  Json message = nullptr;
+  if (dialogue_) message = dialogue_->message(trajectory.text, before, prompt.tools);
+  return {.id = id_of(group, place),
+          .group = group.cursor,
+          .prompt = text,
+          .completion = trajectory.text,
+          .turns = std::move(turns),
+          .tokens = {trajectory.tokens.begin() + static_cast<std::ptrdiff_t>(first),
+                     trajectory.tokens.end()},
+          .truth = prompt.truth,
+          .meta = prompt.meta,
+          .message = std::move(message),
+          .is_truncated = trajectory.is_truncated};
+}
+
+void Judge::submit(const Prompt& prompt, const Group& group, std::size_t place) {
+  ++pending_;
+  if (everybody_.rank() != 0) return;
+  const std::vector<std::int32_t>& tokens = group.trajectories[place].tokens;
+  ask(sample_of(prompt, group, place), {.cursor = group.cursor,
+                                        .attempt = group.attempt,
+                                        .place = place,
+                                        .last = tokens.empty() ? -1 : tokens.back()});
+}
+
+void Judge::open(const Prompt& prompt, const Group& group, std::size_t place, std::uint64_t seed) {
+  ++pending_;
+  if (everybody_.rank() != 0) return;
+  ask({.id = id_of(group, place),
+       .group = group.cursor,
+       .prompt = prompt.text,
+       .truth = prompt.truth,
+       .meta = prompt.meta,
+       .ask = reward::Ask::kOpening,
+       .seed = seed},
+      {.cursor = group.cursor, .attempt = group.attempt, .place = place, .is_opening = true});
+}
+
+void Judge::close(const Group& group) {
+  if (!queue_) return;
+  for (std::size_t place = 0; place < group.trajectories.size(); ++place)
+    queue_->submit({.id = id_of(group, place), .ask = reward::Ask::kClosing});
+}
+
+void Judge::render(Verdict& verdict) const {
+  reward::Score& score = verdict.score;
+  if (verdict.is_opening || score.messages.is_null()) return;
+  try {
+    score.observation = dialogue_->reply(std::exchange(score.messages, nullptr), verdict.last);
+  } catch (const DataError& error) {
+    score.error = fmt::format("'messages': {}", error.what());
   }
 }
 
@@ -141,6 +202,7 @@ std::vector<Verdict> Judge::scored(bool waits) {
        queue_->take(waits ? kWait : std::chrono::milliseconds(0))) {
     const auto found = under_way_.find(scored.number);
     found->second.score = std::move(scored.score);
+    render(found->second);
     verdicts.push_back(std::move(found->second));
     under_way_.erase(found);
   }

@@ -94,14 +94,18 @@ Json meta_of(const Json& row, const config::DataFields& fields) {
 
 Prompts::Prompts(const config::RunConfig& config, train::DataPart part,
                  const data::Tokenizer& tokenizer)
-    : seed_(config.train.seed), shuffles_(config.data.shuffle) {
+    : tokenizer_(tokenizer),
+      longest_(config.data.max_length - config.rollout.max_new_tokens),
+      max_length_(config.data.max_length),
+      max_new_tokens_(config.rollout.max_new_tokens),
+      seed_(config.train.seed),
+      shuffles_(config.data.shuffle) {
   const data::DatasetOptions options = train::dataset_options(config, part);
   if (options.files.empty() && part == train::DataPart::kEval) return;
   data::require_files(options);
-  const data::Renderer renderer(tokenizer, options.rendering);
-  const bool has_template =
-      !options.rendering.chat_template.empty() || tokenizer.chat_template().has_value();
-  const std::int64_t longest = config.data.max_length - config.rollout.max_new_tokens;
+  reader_ = options.reader;
+  renderer_ = std::make_unique<data::Renderer>(tokenizer, options.rendering);
+  has_template_ = !options.rendering.chat_template.empty() || tokenizer.chat_template().has_value();
   hash::Hasher hasher;
   for (const data::DataFile& file : options.files) {
     const auto records = data::RecordReader::open(file.path);
@@ -111,16 +115,10 @@ Prompts::Prompts(const config::RunConfig& config, train::DataPart part,
       const Json value = data::parse_json_line(line, place, options.reader);
       Prompt prompt;
       try {
-        prompt.tokens = renderer.tokenize_prompt(row_of(value, options.reader, has_template));
-        if (prompt.tokens.empty()) throw DataError("the prompt has no token");
-        if (std::ssize(prompt.tokens) > longest) {
-          throw_error<DataError>(
-              "the prompt has {} tokens: expected at most {}, data.max_length {} less "
-              "rollout.max_new_tokens {}",
-              prompt.tokens.size(), longest, config.data.max_length, config.rollout.max_new_tokens);
-        }
+        prompt.tokens = tokenize(value);
         prompt.truth = truth_of(value, config);
         prompt.meta = meta_of(value, config.data.fields);
+        prompt.tools = value_at(value, config.data.fields.tools);
       } catch (const DataError& error) {
         throw_error<DataError>("{}:{}: {}", place.file, place.line, error.what());
       }
@@ -131,6 +129,28 @@ Prompts::Prompts(const config::RunConfig& config, train::DataPart part,
   }
   if (rows_.empty()) throw_error<DataError>("{}: there is no row", options.files_key);
   key_ = hasher.add(std::to_string(seed_)).add(shuffles_ ? "shuffled" : "in order").hex();
+}
+
+std::vector<std::int32_t> Prompts::tokenize(const Json& row) const {
+  std::vector<std::int32_t> tokens =
+      renderer_->tokenize_prompt(row_of(row, reader_, has_template_));
+  if (tokens.empty()) throw DataError("the prompt has no token");
+  if (std::ssize(tokens) > longest_) {
+    throw_error<DataError>(
+        "the prompt has {} tokens: expected at most {}, data.max_length {} less "
+        "rollout.max_new_tokens {}",
+        tokens.size(), longest_, max_length_, max_new_tokens_);
+  }
+  return tokens;
+}
+
+Opening Prompts::opening(std::int64_t row, const Json& prompt) const {
+  Json object = {{reader_.fields.prompt, prompt}};
+  const Json& tools = this->row(row).tools;
+  if (!tools.is_null()) object[reader_.fields.tools] = tools;
+  Opening opening{.tokens = tokenize(object)};
+  opening.text = tokenizer_.decode(opening.tokens, /*skip_special_tokens=*/true);
+  return opening;
 }
 
 std::int64_t Prompts::index_of(std::int64_t cursor) const {

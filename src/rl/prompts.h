@@ -1,13 +1,16 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include <nlohmann/json.hpp>
 
 #include "config/run_config.h"
+#include "data/rendering/renderer.h"
 #include "data/tokenizer/tokenizer.h"
+#include "rl/group.h"
 #include "train/setup.h"
 
 namespace heddle::rl {
@@ -18,7 +21,7 @@ using Json = nlohmann::ordered_json;
 struct Prompt {
   std::vector<std::int32_t> tokens;
   std::string text;  ///< Decoded without special tokens.
-  Json truth, meta;  ///< Null where the row has none.
+  Json truth, meta, tools;  ///< Null where the row has none.
 };
 
 /// Rows with `prompt` (a text, or a list of messages) or `messages`, and what rewards compare with.
@@ -31,6 +34,16 @@ class Prompts {
 
   std::int64_t size() const { return static_cast<std::int64_t>(rows_.size()); }
   const Prompt& row(std::int64_t index) const { return rows_[static_cast<std::size_t>(index)]; }
+  /// The tokens and the text that a group's trajectories follow: its episodes' or its row's.
+  const std::vector<std::int32_t>& tokens_of(const Group& group) const {
+    return group.opening ? group.opening->tokens : row(group.row).tokens;
+  }
+  const std::string& text_of(const Group& group) const {
+    return group.opening ? group.opening->text : row(group.row).text;
+  }
+  /// A prompt in place of a row's, as the row could have it: a text or a list of messages, with the
+  /// row's tools. Throws DataError.
+  Opening opening(std::int64_t row, const Json& prompt) const;
   /// The row at a place in the stream of all epochs.
   std::int64_t index_of(std::int64_t cursor) const;
   /// Hash of rows and order: a run that goes on must find the same.
@@ -38,6 +51,13 @@ class Prompts {
   std::int64_t tokens() const;
 
  private:
+  std::vector<std::int32_t> tokenize(const Json& row) const;
+
+  const data::Tokenizer& tokenizer_;
+  data::RowOptions reader_;
+  std::int64_t longest_, max_length_, max_new_tokens_;
+  std::unique_ptr<data::Renderer> renderer_;  ///< Null without rows.
+  bool has_template_ = false;
   std::vector<Prompt> rows_;
   std::string key_;
   std::uint64_t seed_;

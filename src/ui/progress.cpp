@@ -40,6 +40,22 @@ std::string bar(double part, int width, bool has_color) {
   return paint(full, Color::kGreen, has_color) + paint(rest, Color::kDim, has_color);
 }
 
+/// How far the weights that drew tokens and those in training are apart, by the age of the tokens
+/// where they have several.
+std::string mismatch_of(const StepMetrics& m) {
+  std::string_view name = metric::kMismatchK3OfAge.name;
+  name.remove_suffix(1);  // the part's place
+  std::vector<std::string> ages;
+  for (const char* age : {"0", "1", "2"}) {
+    const double* k3 = m.extra(std::string(name) + age);
+    if (k3 == nullptr) continue;
+    ages.push_back(fmt::format("age {}{} {:.2g}", age, *age == '2' ? "+" : "", *k3));
+  }
+  if (!ages.empty()) return "mismatch " + text::join(ages, ", ");
+  const double* k3 = m.extra(metric::kMismatchK3);
+  return k3 != nullptr ? fmt::format("mismatch {:.2g}", *k3) : "";
+}
+
 }  // namespace
 
 ProgressStyle ProgressStyle::detect(std::int64_t every) {
@@ -67,6 +83,9 @@ std::vector<std::string> facts_of(const StepMetrics& m) {
   }
   if (const double* idle = m.extra(metric::kIdleTrainer))
     facts.push_back(fmt::format("idle {:.0f} %", 100 * *idle));
+  if (const double* seconds = m.extra(metric::kSyncSeconds))
+    facts.push_back(fmt::format("sync {:.3g} s", *seconds));
+  if (const std::string mismatch = mismatch_of(m); !mismatch.empty()) facts.push_back(mismatch);
   if (const double* ranks = m.extra(metric::kRolloutRanks))
     facts.push_back(fmt::format("{:.0f} rollout{}", *ranks, *ranks == 1 ? "" : "s"));
   if (const double* eval = m.extra(metric::kEvalLoss))

@@ -109,7 +109,8 @@ std::string table_html(const ReportTable& table) {
 
 }  // namespace
 
-std::string render_report(const ReportFacts& facts, std::span<const StepMetrics> rows) {
+std::string render_report(const ReportFacts& facts, std::span<const StepMetrics> rows,
+                          const GroupSamples& groups) {
   const std::string title = escape_html(facts.title.empty() ? "Heddle run" : facts.title);
   std::string out = fmt::format(
       "<!DOCTYPE html>\n<html lang='en'>\n<head>\n<meta charset='utf-8'>\n"
@@ -125,6 +126,7 @@ std::string render_report(const ReportFacts& facts, std::span<const StepMetrics>
   out += tiles(facts, rows);
   out += "<h2>Curves</h2>\n" + charts(rows);
   if (!facts.samples.empty()) out += "<h2>Generated text</h2>\n" + samples(facts);
+  out += render_groups(groups);
   if (!facts.tables.empty()) out += "<h2>Details</h2>\n";
   for (const ReportTable& table : facts.tables) out += table_html(table);
   return out + fmt::format("</main>\n<script>{}</script>\n</body>\n</html>\n", kReportScript);

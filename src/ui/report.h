@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "ui/group_samples.h"
 #include "ui/metrics.h"
 
 namespace heddle::ui {
@@ -42,15 +43,16 @@ struct ReportFacts {
 
 /// A page that needs no network: styles, curves and data are inside. Light or dark as the reader's
 /// system is.
-std::string render_report(const ReportFacts& facts, std::span<const StepMetrics> rows);
+std::string render_report(const ReportFacts& facts, std::span<const StepMetrics> rows,
+                          const GroupSamples& groups = {});
 
 /// Writes report.json and report.html of a run directory from the facts and the directory's
-/// metrics.jsonl. Throws FileError.
+/// metrics.jsonl and groups.jsonl. Throws FileError.
 void write_report(const std::filesystem::path& run_directory, const ReportFacts& facts);
 
-/// Makes report.html anew from report.json (if there is one) and metrics.jsonl, and returns its
-/// path. A run that said last that it is running and whose run.lock nobody holds was killed, and
-/// the page says so. Throws ConfigError if the folder is no run directory, FileError.
+/// Makes report.html anew from report.json and groups.jsonl (if there are) and metrics.jsonl, and
+/// returns its path. A run that said last that it is running and whose run.lock nobody holds was
+/// killed, and the page says so. Throws ConfigError if the folder is no run directory, FileError.
 std::filesystem::path rebuild_report(const std::filesystem::path& run_directory);
 
 std::string to_json(const ReportFacts& facts);

@@ -51,12 +51,22 @@ ReportFacts report_facts_from_json(const std::string& text, const std::string& s
   return facts;
 }
 
+namespace {
+
+/// Groups of `heddle rl`; other runs have none.
+GroupSamples groups_of(const std::filesystem::path& run_directory) {
+  return read_group_samples(run_directory / "groups.jsonl");
+}
+
+}  // namespace
+
 void write_report(const std::filesystem::path& run_directory, const ReportFacts& facts) {
   files::write_atomically(run_directory / "report.json", to_json(facts));
   const auto metrics = run_directory / "metrics.jsonl";
   std::vector<StepMetrics> rows;
   if (std::filesystem::exists(metrics)) rows = read_metrics(metrics);
-  files::write_atomically(run_directory / "report.html", render_report(facts, rows));
+  files::write_atomically(run_directory / "report.html",
+                          render_report(facts, rows, groups_of(run_directory)));
 }
 
 namespace {
@@ -91,7 +101,8 @@ std::filesystem::path rebuild_report(const std::filesystem::path& run_directory)
     facts.status = "in progress, or stopped before its report was written";
   }
   const auto page = run_directory / "report.html";
-  files::write_atomically(page, render_report(facts, read_metrics(metrics)));
+  files::write_atomically(page,
+                          render_report(facts, read_metrics(metrics), groups_of(run_directory)));
   return page;
 }
 

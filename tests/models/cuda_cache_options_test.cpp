@@ -47,16 +47,20 @@ TEST_F(GpuCacheOptions, RecordedStepsRoundStatesAsLaunchedOnesDo) {
     // The last token of each prompt is read by a step.
     EXPECT_EQ(found.recorded, 12);
     EXPECT_EQ(launched.recorded, 0);
-    double drift = 0;
+    double drift = 0, compared = 0;
     for (const auto& [id, completion] : found.completions) {
       const Completion& other = launched.completions.at(id);
       EXPECT_EQ(completion.output_ids, other.output_ids) << id;
       for (std::size_t t = 0; t < other.logprobs.size(); ++t)
         EXPECT_NEAR(completion.logprobs[t], other.logprobs[t], 0.05) << id << " " << t;
-      drift += std::abs(completion.logprobs[0] - wide.completions.at(id).logprobs[0]);
+      // A seed may draw another token from another distribution.
+      const Completion& exact = wide.completions.at(id);
+      if (completion.output_ids[0] != exact.output_ids[0]) continue;
+      drift += std::abs(completion.logprobs[0] - exact.logprobs[0]);
+      ++compared;
     }
     EXPECT_GT(drift, 0) << "states that are not rounded";
-    EXPECT_LT(drift / static_cast<double>(count), 0.1);
+    EXPECT_LT(drift, 0.1 * compared);
   }
 }
 
@@ -76,7 +80,9 @@ TEST_F(GpuCacheOptions, ForksHaveTheStatesOfSeparatePrompts) {
                          separate = testing::answers_of(apart);
   for (const auto& [id, completion] : forks.completions) {
     EXPECT_EQ(completion.output_ids, separate.completions.at(id).output_ids) << id;
-    EXPECT_EQ(completion.logprobs, separate.completions.at(id).logprobs) << id;
+    // One prompt's pass and that of four have other products in bf16.
+    for (std::size_t t = 0; t < completion.logprobs.size(); ++t)
+      EXPECT_NEAR(completion.logprobs[t], separate.completions.at(id).logprobs[t], 0.05) << id;
   }
 }
 

@@ -9,7 +9,6 @@
 #include <gtest/gtest.h>
 
 #include "base/errors.h"
-#include "reward/environment.h"
 #include "reward/reward.h"
 #include "reward/wire.h"
 #include "testing/paths.h"
@@ -192,25 +191,6 @@ TEST(ProcessReward, FailsSamplesOfAProgramThatEndsAtOnce) {
   const auto scores = reward_of(options)->score(samples_of({"a", "b"}));
   for (const Score& score : scores)
     EXPECT_NE(score.error.value_or("").find("exit status 1"), std::string::npos);
-}
-
-TEST(ProcessEnvironment, PlaysEpisodesSideBySide) {
-  ProcessEnvironments environments(program());
-  Row row;
-  row.truth = 5;
-  const auto first = environments.environment(), second = environments.environment(),
-             third = environments.environment();
-  for (const auto& episode : {first.get(), second.get(), third.get()})
-    EXPECT_EQ(episode->reset(1, row), "start 5");
-  EXPECT_EQ(first->step("2").observation, "3");
-  EXPECT_EQ(third->step("1").observation, "4");
-  const Step last = first->step("3");
-  EXPECT_TRUE(last.done);
-  EXPECT_EQ(last.reward, 1);
-  EXPECT_THROW(first->step("1"), InternalError);
-  EXPECT_EQ(third->step("1").observation, "3");
-  EXPECT_THROW(second->step("die"), Error);
-  EXPECT_EQ(second->reset(2, row), "start 5");
 }
 
 }  // namespace

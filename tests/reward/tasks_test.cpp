@@ -7,7 +7,6 @@
 
 #include "base/errors.h"
 #include "reward/environment.h"
-#include "reward/transcript.h"
 #include "reward/verifiers.h"
 
 namespace heddle::reward {
@@ -184,21 +183,6 @@ TEST(Tasks, RefuseUnknownNamesAndParameters) {
   EXPECT_THROW(make_task("copy", Json::parse(R"({"meen": 3})"), "rl.task"), ConfigError);
   EXPECT_THROW(make_task("arithmetic", Json::parse(R"({"operations": "/"})"), "rl.task"),
                ConfigError);
-}
-
-TEST(Transcript, OnlyGrows) {
-  Transcript transcript;
-  using Tokens = std::vector<std::int64_t>;
-  transcript.observe(Tokens{1, 2});
-  transcript.act(Tokens{3});
-  EXPECT_TRUE(transcript.extend_to(Tokens{1, 2, 3, 4, 5}));
-  transcript.act(Tokens{6, 7});
-  EXPECT_EQ(transcript.tokens(), (Tokens{1, 2, 3, 4, 5, 6, 7}));
-  EXPECT_EQ(transcript.mask(), (std::vector<std::uint8_t>{0, 0, 1, 0, 0, 1, 1}));
-  // A template that drops the reasoning 3.
-  EXPECT_FALSE(transcript.extend_to(Tokens{1, 2, 4, 5, 6, 7, 8}));
-  EXPECT_FALSE(transcript.extend_to(Tokens{1, 2}));
-  EXPECT_EQ(transcript.tokens().size(), 7u);
 }
 
 }  // namespace

@@ -107,19 +107,60 @@ json judged(const json& sample) {
           {"parts", {{"length", completion.size()}}}};
 }
 
-std::map<long, int> sums;
+struct Episode {
+  json meta;
+  int sum = 0, turns = 0;
+};
+std::map<long, Episode> episodes;
 
+/// Appends to the file of meta {"notes": file}.
+void note(const Episode& episode, const char* what) {
+  if (episode.meta.is_object() && episode.meta.contains("notes"))
+    std::ofstream(episode.meta.at("notes").get<std::string>(), std::ios::app) << what << std::flush;
+}
+
+/// The prompt of meta {"opens": text or messages} or {"opens_apart": true}; else of the row.
+json opened(const Episode& episode, long number) {
+  const json& meta = episode.meta;
+  if (!meta.is_object()) return {{"observation", "start " + std::to_string(episode.sum)}};
+  if (meta.contains("opens_apart")) return {{"observation", "episode " + std::to_string(number)}};
+  if (!meta.contains("opens")) return json::object();
+  return {{meta.at("opens").is_string() ? "observation" : "messages", meta.at("opens")}};
+}
+
+/// Rows with meta {"turns": n} have n turns, all but the last worth a quarter. With {"replies": text}
+/// a tool says it after the first turn. Others have a sum that actions bring to zero.
 json stepped(const json& request) {
   const auto operation = request.at("op").get<std::string>();
-  int& sum = sums[request.at("episode").get<long>()];
-  if (operation == "reset") {
-    sum = request.at("row").at("answer").get<int>();
-    return {{"observation", "start " + std::to_string(sum)}};
+  const auto number = request.at("episode").get<long>();
+  Episode& episode = episodes[number];
+  if (operation == "close") {
+    note(episode, "-");
+    episodes.erase(number);
+    return json::object();
   }
-  if (operation == "close") return json::object();
+  if (operation == "reset") {
+    const json& row = request.at("row");
+    episode = {row.at("meta"), row.at("answer").is_number() ? row.at("answer").get<int>() : 0};
+    note(episode, "+");
+    return opened(episode, number);
+  }
   if (request.at("action") == "die") ::_exit(3);
-  sum -= std::stoi(request.at("action").get<std::string>());
-  return {{"observation", std::to_string(sum)}, {"reward", sum == 0 ? 1 : 0}, {"done", sum <= 0}};
+  ++episode.turns;
+  const json& meta = episode.meta;
+  if (meta.is_object() && meta.contains("replies") && episode.turns == 1) {
+    return {{"messages", {{{"role", "tool"}, {"content", meta.at("replies")}}}},
+            {"reward", request.at("message").at("role") == "assistant" ? 0.5 : 0}};
+  }
+  if (meta.is_object()) {
+    if (meta.value("dies_at", 0) == episode.turns) ::_exit(3);
+    if (meta.value("turns", 1) <= episode.turns) return {{"reward", 1}, {"done", true}};
+    return {{"observation", " again:"}, {"reward", 0.25}};
+  }
+  episode.sum -= std::stoi(request.at("action").get<std::string>());
+  return {{"observation", std::to_string(episode.sum)},
+          {"reward", episode.sum == 0 ? 1 : 0},
+          {"done", episode.sum <= 0}};
 }
 
 }  // namespace

@@ -119,13 +119,26 @@ TEST(Progress, TheLiveLineShowsEverythingThatFits) {
 TEST(Progress, TheLineOfReinforcementLearningBeginsWithTheReward) {
   StepMetrics m;
   m.loss = 0.01;
-  m.extras = {{"reward_mean", 0.5}, {"length_mean", 12.25},  {"entropy", 1.234},  {"kl", 0.00123},
-              {"staleness_max", 2}, {"idle_trainer", 0.256}, {"rollout_ranks", 2}};
+  m.extras = {{"reward_mean", 0.5},
+              {"length_mean", 12.25},
+              {"entropy", 1.234},
+              {"kl", 0.00123},
+              {"staleness_max", 2},
+              {"idle_trainer", 0.256},
+              {"sync_s", 0.2417},
+              {"mismatch_k3", 0.5},
+              {"mismatch_k3_age_0", 1.2e-9},
+              {"mismatch_k3_age_2", 3.2e-4},
+              {"rollout_ranks", 2}};
   EXPECT_EQ(
       render_plain({"rl", 1, 10, "", facts_of(m), {}})
           .find("rl 1/10 (10 %)  reward 0.500  loss 0.0100  length 12.2  entropy 1.23  kl 0.0012  "
-                "staleness 2  idle 26 %  2 rollouts"),
+                "staleness 2  idle 26 %  sync 0.242 s  mismatch age 0 1.2e-09, age 2+ 0.00032  "
+                "2 rollouts"),
       0u);
+  // Tokens of one age have no other mismatch than all.
+  m.extras = {{"reward_mean", 0.5}, {"mismatch_k3", 2e-6}};
+  EXPECT_THAT(facts_of(m), Contains("mismatch 2e-06"));
   m.extras = {{"reward_mean", 0.5}, {"staleness_max", 0}};
   EXPECT_THAT(facts_of(m), Not(Contains(HasSubstr("staleness"))));
 }

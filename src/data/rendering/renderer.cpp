@@ -423,38 +423,6 @@ TokenizedRow Renderer::tokenize(const Row& row) const {
   return out;
 }
 
-std::string Renderer::render_open_turn(const Row& row) const {
-  const std::string place = fmt::format("messages[{}]", row.messages.size() - 1);
-  if (row.messages.back()["role"] != "assistant") {
-    throw_error<DataError>("field '{}': is no turn of the assistant that could be continued",
-                           place);
-  }
-  const Chat& chat = chat_of(row);
-  ordered_json messages = chat.adapted(row.messages);
-  ordered_json* content =
-      messages.back().contains("content") ? &messages.back()["content"] : nullptr;
-  if (content != nullptr && content->is_array() && !content->empty()) {
-    content = &content->back()["text"];
-  }
-  if (content == nullptr || !content->is_string()) {
-    throw_error<DataError>("field '{}.content': is missing; there is no text to continue", place);
-  }
-  // A template that trims contents takes the space after the mark, and so that before it too.
-  const std::string mark = "\xee\x80\x80open\xee\x80\x81", spaced = mark + " ";
-  content->get_ref<std::string&>() += spaced;
-  ChatTemplate::Options options;
-  options.tools = row.tools;
-  options.variables = variables_of(row, chat);
-  const std::string text = chat.chat_template().render(messages, options).text;
-  const std::size_t at = text.rfind(mark);
-  if (at == std::string::npos) {
-    throw_error<DataError>("field '{}.content': the chat template does not show it", place);
-  }
-  const bool is_trimmed = text.compare(at, spaced.size(), spaced) != 0;
-  const std::string_view open = std::string_view(text).substr(0, at);
-  return std::string(is_trimmed ? open.substr(0, open.find_last_not_of(" \t\r\n") + 1) : open);
-}
-
 std::vector<std::int32_t> Renderer::tokenize_prompt(const Row& row,
                                                     bool continue_final_message) const {
   if (row.form == Row::Form::kTokens) return row.input_ids;

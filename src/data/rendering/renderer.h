@@ -85,6 +85,11 @@ class Renderer {
   /// `continue_final_message` the last turn, the assistant's, is left open at the end of its text.
   std::vector<std::int32_t> tokenize_prompt(const Row& row,
                                             bool continue_final_message = false) const;
+  /// Text with which a conversation of other roles' messages follows a turn of the assistant: from
+  /// the end of that turn's text to where the assistant's next turn begins. It does not depend on
+  /// the turns before, which stay as they are. Throws DataError where the template does not show
+  /// the assistant's text.
+  std::string render_reply(const Row& row) const;
 
   /// Everything a row's tokens depend on besides its content, for cache keys.
   std::string fingerprint() const;

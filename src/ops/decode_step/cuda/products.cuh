@@ -45,6 +45,7 @@ struct Multiplier {
 #pragma unroll
     for (int i = 1; i < N; ++i) all &= w[i].w;
     if (__ballot_sync(~0u, all == 0xffffffffu)) __nanosleep(20);
+    __syncwarp();  // a vote orders no memory
     if (lane == 0) mbar_arrive(ring.empty + 8 * slot);
   }
 

@@ -75,7 +75,8 @@ struct StateTile {
     }
   }
 
-  /// One step for the thread's four columns, whose v is given; returns o of them, the same in every
+  /// One step, whose bits do not depend on the type that states are stored as: products and sums that
+  /// a compiler could join in several ways are joined here. For the thread's four columns, whose v is given; returns o of them, the same in every
   /// thread of a column. `sync`: a barrier of the kThreads threads. The caller puts one before the
   /// next step.
   template <class Sync>
@@ -89,7 +90,7 @@ struct StateTile {
       float s[4];
       row(i, s);
 #pragma unroll
-      for (int c = 0; c < 4; ++c) ks[c] += k * s[c], qs[c] += q * s[c];
+      for (int c = 0; c < 4; ++c) ks[c] = fmaf(k, s[c], ks[c]), qs[c] = fmaf(q, s[c], qs[c]);
     }
     if constexpr (T::kGroupsOfWarp > 1) {
 #pragma unroll
@@ -121,8 +122,8 @@ struct StateTile {
     float u[4], o[4];
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
-      u[c] = beta * (v[c] - decay * f.k * ks[c]);
-      o[c] = decay * f.q * qs[c] + f.qk * u[c];
+      u[c] = beta * fmaf(-decay * f.k, ks[c], v[c]);
+      o[c] = fmaf(decay * f.q, qs[c], f.qk * u[c]);
     }
 #pragma unroll
     for (int i = 0; i < T::kRows; ++i) {
@@ -130,7 +131,7 @@ struct StateTile {
       float s[4];
       row(i, s);
 #pragma unroll
-      for (int c = 0; c < 4; ++c) s[c] = decay * s[c] + k * u[c];
+      for (int c = 0; c < 4; ++c) s[c] = fmaf(decay, s[c], k * u[c]);
       write(at(i), s);
     }
     return make_float4(o[0], o[1], o[2], o[3]);

@@ -1,0 +1,90 @@
+#include "reward/environment_reward.h"
+
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "reward/wire.h"
+#include "reward/worker_pool.h"
+
+namespace heddle::reward {
+namespace {
+
+class EnvironmentReward final : public Reward {
+ public:
+  explicit EnvironmentReward(const ProcessOptions& options)
+      : pool_(options), failed_(options.failed) {}
+
+  std::vector<Score> score(std::span<const Sample> samples) override {
+    std::vector<WorkerPool::Request> requests;
+    std::vector<std::size_t> asked;
+    std::vector<Score> scores(samples.size());
+    for (std::size_t i = 0; i < samples.size(); ++i) {
+      const Sample& sample = samples[i];
+      if (sample.ask == Ask::kOpening) episodes_[sample.id] = next_++;
+      const auto episode = episodes_.find(sample.id);
+      if (episode != episodes_.end()) {
+        requests.push_back(request(episode->second, episode_to_wire(sample)));
+        asked.push_back(i);
+      } else if (sample.ask == Ask::kScore) {
+        scores[i] = or_failed({.error = "the worker that had its episode has ended"}, failed_);
+      }
+    }
+    std::vector<Request> closing;
+    const std::vector<WorkerPool::Answer> answers = pool_.ask(requests);
+    for (std::size_t k = 0; k < asked.size(); ++k) {
+      const Sample& sample = samples[asked[k]];
+      if (answers[k].error) {
+        forget(*requests[k].worker);
+        if (sample.ask == Ask::kScore)
+          scores[asked[k]] = or_failed({.error = answers[k].error}, failed_);
+        if (sample.ask == Ask::kOpening) scores[asked[k]].error = answers[k].error;
+        continue;
+      }
+      const auto episode = episodes_.find(sample.id);
+      if (sample.ask == Ask::kClosing) {
+        if (episode != episodes_.end()) episodes_.erase(episode);
+        continue;
+      }
+      Score score = episode_from_wire(answers[k].value, sample.ask);
+      if (sample.ask == Ask::kScore) {
+        if (!score.goes_on() && episode != episodes_.end()) {
+          closing.push_back(request(episode->second, {{"op", "close"}}));
+          episodes_.erase(episode);
+        }
+        score = or_failed(std::move(score), failed_);
+      }
+      scores[asked[k]] = std::move(score);
+    }
+    // One that has ended meanwhile has forgotten its episodes.
+    if (!closing.empty()) pool_.ask(closing);
+    return scores;
+  }
+
+ private:
+  using Request = WorkerPool::Request;
+
+  Request request(std::int64_t episode, Json body) const {
+    body["episode"] = episode;
+    return {std::move(body), worker_of(episode)};
+  }
+  std::size_t worker_of(std::int64_t episode) const {
+    return static_cast<std::size_t>(episode) % pool_.size();
+  }
+  void forget(std::size_t worker) {
+    std::erase_if(episodes_, [&](const auto& episode) { return worker_of(episode.second) == worker; });
+  }
+
+  WorkerPool pool_;
+  std::optional<double> failed_;
+  std::map<std::string, std::int64_t> episodes_;  ///< Under way, by Sample::id.
+  std::int64_t next_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Reward> make_environment_reward(const ProcessOptions& options) {
+  return std::make_unique<EnvironmentReward>(options);
+}
+
+}  // namespace heddle::reward
