@@ -120,12 +120,12 @@ class Checker {
            fmt::format("{} leaves no room for a prompt in data.max_length {}",
                        c_.rollout.max_new_tokens, c_.data.max_length));
     }
-    const int sources =
-        !rl.reward.verifiers.empty() + !rl.reward.command.empty() + !rl.reward.url.empty() +
-        !rl.reward.environment.empty();
+    const int sources = !rl.reward.verifiers.empty() + !rl.reward.command.empty() +
+                        !rl.reward.url.empty() + !rl.reward.environment.empty();
     if (sources != 1) {
-      fail("rl.reward", fmt::format("expected one of verifiers, command, url and environment, found {}",
-                                    sources == 0 ? "none" : "several"));
+      fail("rl.reward",
+           fmt::format("expected one of verifiers, command, url, environment, found {}",
+                       sources == 0 ? "none" : "several"));
     }
     if (rl.samples_per_group == 1 &&
         rl.algorithm.advantage != objective::Advantage::kReinforcePlusPlus && !rl.has_critic()) {

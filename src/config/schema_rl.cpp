@@ -186,7 +186,8 @@ Section critic_section() {
 }
 
 Section reward_section() {
-  Section s = make("rl.reward", "What judges completions: verifiers, a program, a server or an environment.");
+  Section s = make("rl.reward",
+                   "What judges completions: verifiers, a program, a server or an environment.");
   Table<RlReward>(s, &RunConfig::rl, &RlSection::reward)
       .key("combine", &RlReward::combine, "several verifiers: weighted sum or product")
       .key("command", &RlReward::command,

@@ -72,7 +72,8 @@ class EnvironmentReward final : public Reward {
     return static_cast<std::size_t>(episode) % pool_.size();
   }
   void forget(std::size_t worker) {
-    std::erase_if(episodes_, [&](const auto& episode) { return worker_of(episode.second) == worker; });
+    std::erase_if(episodes_,
+                  [&](const auto& episode) { return worker_of(episode.second) == worker; });
   }
 
   WorkerPool pool_;

@@ -101,8 +101,8 @@ Score score_of(const Json& answer, const char* expected, const Read& read) {
   };
   if (!answer.is_object()) return refused(expected);
   if (const Json* const error = given(answer, "error")) {
-    return {.error = error->is_string() ? text::shown(error->get<std::string>())
-                                        : json::shown(*error)};
+    return {.error =
+                error->is_string() ? text::shown(error->get<std::string>()) : json::shown(*error)};
   }
   Score score;
   const std::string why = read(score);
@@ -132,8 +132,7 @@ Json episode_to_wire(const Sample& sample) {
             {"seed", sample.seed},
             {"row", {{"prompt", sample.prompt}, {"answer", sample.truth}, {"meta", sample.meta}}}};
   }
-  Json object = {
-      {"op", "step"}, {"action", sample.completion}, {"truncated", sample.is_truncated}};
+  Json object = {{"op", "step"}, {"action", sample.completion}, {"truncated", sample.is_truncated}};
   if (!sample.message.is_null()) object["message"] = sample.message;
   if (!sample.tokens.empty()) object["tokens"] = sample.tokens;
   return object;

@@ -8,8 +8,8 @@
 /// The objects that programs and servers of the user read and write (docs/rewards.md).
 namespace heddle::reward {
 
-/// {"group", "prompt", "completion", "message"?, "tokens"?, "turns"?, "truth", "meta"}; who sends it
-/// adds "id".
+/// {"group", "prompt", "completion", "message"?, "tokens"?, "turns"?, "truth", "meta"}; who sends
+/// it adds "id".
 Json to_wire(const Sample& sample);
 /// {"op": "reset", "seed", "row"}, {"op": "step", "action", "message"?, "tokens"?, "truncated"} or
 /// {"op": "close"}; who sends it adds "id" and "episode".
@@ -18,8 +18,8 @@ Json episode_to_wire(const Sample& sample);
 /// Whether it is a number that a reward may be: finite, and 1e9 at most.
 bool is_reward(const Json& value);
 
-/// From {"reward", "parts"?, "observation" or "messages"?, "error"?}, where the reward may be missing
-/// with an observation or messages; an error in the score for anything else, for what
+/// From {"reward", "parts"?, "observation" or "messages"?, "error"?}, where the reward may be
+/// missing with an observation or messages; an error in the score for anything else, for what
 /// is_reward() refuses, and for more than 256 parts or names that no metric can have.
 Score from_wire(const Json& answer);
 /// From an environment's answer. kOpening: {"observation" or "messages"?}, the prompt. kScore: as

@@ -30,9 +30,17 @@ Value value_of(const Trajectory& t) {
   Value turns = Value::array();
   for (const Turn& turn : t.turns)
     turns.push_back({as_binary(turn.completion), as_binary(turn.observation)});
-  return {
-      t.tokens,   t.logprobs, t.versions, as_binary(t.text),   t.is_truncated, t.reward, t.parts,
-      t.supports, t.sampled,  turns,      numbers_as_binary(t.experts)};
+  return {t.tokens,
+          t.logprobs,
+          t.versions,
+          as_binary(t.text),
+          t.is_truncated,
+          t.reward,
+          t.parts,
+          t.supports,
+          t.sampled,
+          turns,
+          numbers_as_binary(t.experts)};
 }
 
 std::vector<Turn> turns_of(const Value& value) {
@@ -128,8 +136,9 @@ std::string to_bytes(const Batch& batch) {
     Value trajectories = Value::array();
     for (const Trajectory& trajectory : group.trajectories)
       trajectories.push_back(value_of(trajectory));
-    const Value opening = group.opening ? Value{group.opening->tokens, as_binary(group.opening->text)}
-                                        : Value(nullptr);
+    const Value opening = group.opening
+                              ? Value{group.opening->tokens, as_binary(group.opening->text)}
+                              : Value(nullptr);
     groups.push_back({group.cursor, group.attempt, group.row, trajectories, opening});
   }
   for (const Fate& fate : batch.fates) fates.push_back(value_of(fate));

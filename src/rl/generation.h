@@ -58,7 +58,7 @@ class Generation : public GroupSource {
   struct Running {
     Group group;
     std::map<rollout::RequestId, std::size_t> requests;  ///< Under way -> its trajectory.
-    std::int64_t judged = 0;  ///< Trajectories whose last turn is being judged.
+    std::int64_t judged = 0;   ///< Trajectories whose last turn is being judged.
     std::int64_t opening = 0;  ///< Episodes whose prompt is awaited.
     Json prompt = {};          ///< The first episode's, once it is there.
     /// Conversation of its first trajectory, see rollout::Request; the others' follow.

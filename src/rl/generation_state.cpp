@@ -93,8 +93,7 @@ void Generation::restore(const nlohmann::json& state, std::vector<Group> finishe
       issue_again(tried);
     } else if (Group& group = found->second;
                admission_.restore(group.cursor, group.oldest_version())) {
-      finished_.emplace(group.cursor,
-                        Finished{std::move(group), std::chrono::steady_clock::now()});
+      finished_.emplace(group.cursor, Finished{std::move(group), std::chrono::steady_clock::now()});
     } else {
       give_up({group.cursor, group.attempt, group.sampled_tokens()});
     }

@@ -70,10 +70,13 @@ void GroupLog::write(std::int64_t step, std::int64_t version, const Prompt& prom
     sample["versions"] = runs;
     samples.push_back(sample);
   }
-  const Json row = {{"step", step},           {"version", version},
-                    {"cursor", group.cursor}, {"attempt", group.attempt},
+  const Json row = {{"step", step},
+                    {"version", version},
+                    {"cursor", group.cursor},
+                    {"attempt", group.attempt},
                     {"prompt", group.opening ? group.opening->text : prompt.text},
-                    {"answer", prompt.truth}, {"samples", samples}};
+                    {"answer", prompt.truth},
+                    {"samples", samples}};
   const std::string text = row.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
   const int descriptor = files::open_to_append(file_);  // follows no link that somebody put there
   std::string_view rest = text;

@@ -21,8 +21,8 @@ struct Verdict {
   std::int64_t cursor = 0, attempt = 0;  ///< Its group's.
   std::size_t place = 0;                 ///< In the group.
   reward::Score score = {};
-  bool is_opening = false;     ///< The score has an episode's prompt, if it has one of its own.
-  std::int32_t last = -1;      ///< Last token of the turn.
+  bool is_opening = false;  ///< The score has an episode's prompt, if it has one of its own.
+  std::int32_t last = -1;   ///< Last token of the turn.
 };
 
 /// The reward of a run. Rank 0 asks it, and all ranks learn the answers at the same call. Verifiers

@@ -20,7 +20,7 @@ using Json = nlohmann::ordered_json;
 /// A row of data.train or data.eval that waits for completions.
 struct Prompt {
   std::vector<std::int32_t> tokens;
-  std::string text;  ///< Decoded without special tokens.
+  std::string text;         ///< Decoded without special tokens.
   Json truth, meta, tools;  ///< Null where the row has none.
 };
 

@@ -128,8 +128,8 @@ TEST(Environment, RefusesAnswersThatAreNone) {
   EXPECT_NE(error({{"messages", Json::array()}}).find("'messages'"), std::string::npos);
   EXPECT_NE(error({{"messages", "text"}}).find("'messages'"), std::string::npos);
   EXPECT_NE(error("text").find("object"), std::string::npos);
-  const Score cut = episode_from_wire({{"reward", 0}, {"truncated", true}, {"observation", "x"}},
-                                      Ask::kScore);
+  const Score cut =
+      episode_from_wire({{"reward", 0}, {"truncated", true}, {"observation", "x"}}, Ask::kScore);
   EXPECT_TRUE(cut.is_truncated);
   EXPECT_FALSE(cut.goes_on());
   EXPECT_EQ(episode_from_wire(Json::object(), Ask::kOpening).error, std::nullopt);

@@ -128,8 +128,8 @@ json opened(const Episode& episode, long number) {
   return {{meta.at("opens").is_string() ? "observation" : "messages", meta.at("opens")}};
 }
 
-/// Rows with meta {"turns": n} have n turns, all but the last worth a quarter. With {"replies": text}
-/// a tool says it after the first turn. Others have a sum that actions bring to zero.
+/// Rows with meta {"turns": n} have n turns, all but the last worth a quarter. With {"replies":
+/// text} a tool says it after the first turn. Others have a sum that actions bring to zero.
 json stepped(const json& request) {
   const auto operation = request.at("op").get<std::string>();
   const auto number = request.at("episode").get<long>();

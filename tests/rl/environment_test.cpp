@@ -1,5 +1,5 @@
-// Episodes of a program that keeps their state, calls of tools that are parsed, and replies that the
-// chat template renders.
+// Episodes of a program that keeps their state, calls of tools that are parsed, and replies that
+// the chat template renders.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -14,8 +14,8 @@
 namespace heddle {
 namespace {
 
-using ::testing::HasSubstr;
 using nlohmann::json;
+using ::testing::HasSubstr;
 
 class EnvironmentTest : public RlTest {
  protected:
@@ -26,10 +26,13 @@ class EnvironmentTest : public RlTest {
     for (int i = 0; i < 12; ++i)
       rows << json{{"prompt", "say " + std::to_string(i)}, {"meta", meta}} << "\n";
     rows.close();
-    Words all = {"data.train=" + file, "rl.reward.command=[]",
-                 "rl.reward.environment=[" +
-                     testing::built_path("tests/reward/heddle_reward_worker") + "]",
-                 "rollout.stop=[e, a]", "rl.groups_every=1", "train.max_steps=2"};
+    Words all = {
+        "data.train=" + file,
+        "rl.reward.command=[]",
+        "rl.reward.environment=[" + testing::built_path("tests/reward/heddle_reward_worker") + "]",
+        "rollout.stop=[e, a]",
+        "rl.groups_every=1",
+        "train.max_steps=2"};
     all.insert(all.end(), more.begin(), more.end());
     return episodes(name, all);
   }
@@ -63,9 +66,8 @@ TEST_F(EnvironmentTest, TrainsAsAProgramWithoutMemoryDoes) {
 }
 
 TEST_F(EnvironmentTest, BeginsAnEpisodeWithItsOwnPrompt) {
-  for (const json& opens :
-       {json("find 7"), json{{{"role", "system"}, {"content", "A game."}},
-                             {{"role", "user"}, {"content", "find 7"}}}}) {
+  for (const json& opens : {json("find 7"), json{{{"role", "system"}, {"content", "A game."}},
+                                                 {{"role", "user"}, {"content", "find 7"}}}}) {
     const std::string name = opens.is_string() ? "text" : "messages";
     const auto config = played(name, {{"turns", 2}, {"opens", opens}});
     const Reports reports = train(config);
@@ -105,10 +107,10 @@ TEST_F(EnvironmentTest, GoesOnAfterAWorkerThatEnds) {
 TEST_F(EnvironmentTest, EvaluatesByEpisodes) {
   end_turns_at_once();
   const json meta = {{"turns", 3}, {"opens", "find 7"}};
-  const Reports reports = train(played(
-      "held-out", meta,
-      {"data.eval=" + (dir_ / "held-out.jsonl").string(), "train.max_steps=3", "train.eval_every=3",
-       "optim.lr=0", "rollout.temperature=1e-6"}));
+  const Reports reports =
+      train(played("held-out", meta,
+                   {"data.eval=" + (dir_ / "held-out.jsonl").string(), "train.max_steps=3",
+                    "train.eval_every=3", "optim.lr=0", "rollout.temperature=1e-6"}));
   const auto& evaluation = reports.evaluations.back();
   EXPECT_DOUBLE_EQ(evaluation.metrics.at("reward"), 0.25 + 0.25 + 1);
   EXPECT_DOUBLE_EQ(evaluation.metrics.at("reward"), reports.mean("reward_mean", 0, 3));
@@ -154,10 +156,10 @@ TEST_F(DialogueTest, TellsReasoningContentAndCallsApart) {
           {{"type", "object"},
            {"properties", {{"a", {{"type", "integer"}}}, {"b", {{"type", "string"}}}}}}}}}}};
   const std::string call =
-      "<tool_call>\n<function=add>\n<parameter=a>\n2\n</parameter>\n<parameter=b>\n3\n</parameter>\n"
+      "<tool_call>\n<function=add>\n<parameter=a>\n2\n</parameter>\n<parameter=b>\n3\n</"
+      "parameter>\n"
       "</function>\n</tool_call>";
-  const json message =
-      dialogue_->message("I add.\n</think>\n\nSo:\n\n" + call, "<think>\n", tools);
+  const json message = dialogue_->message("I add.\n</think>\n\nSo:\n\n" + call, "<think>\n", tools);
   EXPECT_EQ(message.at("role"), "assistant");
   EXPECT_EQ(message.at("reasoning_content"), "I add.");
   EXPECT_EQ(message.at("content"), "So:");

@@ -13,9 +13,9 @@ namespace heddle {
 namespace {
 
 /// Completions of many lengths, so that some groups run at each update and others wait.
-const Words kAhead = {"rl.mode=async",         "rl.max_staleness=2",
-                      "train.max_steps=8",     "rollout.max_sequences=5",
-                      "rollout.stop=[e, a]",   "rollout.max_new_tokens=24",
+const Words kAhead = {"rl.mode=async",       "rl.max_staleness=2",
+                      "train.max_steps=8",   "rollout.max_sequences=5",
+                      "rollout.stop=[e, a]", "rollout.max_new_tokens=24",
                       "optim.lr=1e-2"};
 
 class ResumeTest : public RlTest {

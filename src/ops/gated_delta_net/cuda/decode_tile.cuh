@@ -75,10 +75,10 @@ struct StateTile {
     }
   }
 
-  /// One step, whose bits do not depend on the type that states are stored as: products and sums that
-  /// a compiler could join in several ways are joined here. For the thread's four columns, whose v is given; returns o of them, the same in every
-  /// thread of a column. `sync`: a barrier of the kThreads threads. The caller puts one before the
-  /// next step.
+  /// One step, whose bits do not depend on the type that states are stored as: products and sums
+  /// that a compiler could join in several ways are joined here. For the thread's four columns,
+  /// whose v is given; returns o of them, the same in every thread of a column. `sync`: a barrier
+  /// of the kThreads threads. The caller puts one before the next step.
   template <class Sync>
   __device__ __forceinline__ float4 step(Shared<K, kColumns>& shared, const Factors& f, float decay,
                                          float beta, const float (&v)[4], const Sync& sync) {

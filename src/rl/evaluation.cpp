@@ -1,0 +1,103 @@
+// Completions of data.eval.
+#include <utility>
+
+#include "base/errors.h"
+#include "rl/steps.h"
+#include "rl/turns.h"
+#include "rollout/answers.h"
+
+namespace heddle::rl {
+namespace {
+
+/// The one trajectory of a group in evaluation.
+constexpr std::size_t kOnly = 0;
+
+}  // namespace
+
+void Steps::open_episodes(std::vector<Group>& groups) {
+  if (!judge_.has_episodes()) return;
+  for (const Group& group : groups) {
+    judge_.open(held_out_.row(group.row), group, kOnly,
+                rollout::seed_of_row(config_.train.seed, static_cast<std::uint64_t>(group.row)));
+  }
+  for (const Verdict& verdict : judge_.take(/*waits=*/true)) {
+    const reward::Score& score = verdict.score;
+    try {
+      if (score.error) throw_error<DataError>("{}", *score.error);
+      const Json prompt = score.observation ? Json(*score.observation) : score.messages;
+      if (!prompt.is_null()) {
+        groups[static_cast<std::size_t>(verdict.cursor)].opening =
+            held_out_.opening(verdict.cursor, prompt);
+      }
+    } catch (const DataError& error) {
+      throw_error<Error>("data.eval, prompt {}: its episode does not begin: {}", verdict.cursor + 1,
+                         error.what());
+    }
+  }
+}
+
+train::Evaluation Steps::evaluate() {
+  std::vector<Group> groups(static_cast<std::size_t>(held_out_.size()));
+  std::vector<std::size_t> active;
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    groups[i].cursor = groups[i].row = static_cast<std::int64_t>(i);
+    groups[i].trajectories.resize(1);
+    active.push_back(i);
+  }
+  const std::int64_t most = config_.rollout.max_new_tokens;
+  open_episodes(groups);
+  while (!active.empty()) {
+    std::vector<rollout::Request> requests;
+    for (const std::size_t i : active) {
+      const std::vector<std::int32_t>& drawn = groups[i].trajectories[0].tokens;
+      rollout::Request request;
+      request.prompt = held_out_.tokens_of(groups[i]);
+      request.prompt.insert(request.prompt.end(), drawn.begin(), drawn.end());
+      request.max_new_tokens = most - std::ssize(drawn);
+      request.sampling.temperature = 0;
+      request.stop_ids = rollout::end_tokens(*setup_.tokenizer, setup_.placed.source.get());
+      request.stop_strings = config_.rollout.stop;
+      requests.push_back(std::move(request));
+    }
+    std::vector<rollout::Completion> turns =
+        rollout::generate(setup_.placed, setup_.tokenizer, requests,
+                          {.max_sequences = config_.rollout.max_sequences,
+                           .prefill_tokens = config_.rollout.prefill_tokens,
+                           .record_steps = false,
+                           .caches = config_.rollout.caches});
+    for (std::size_t k = 0; k < active.size(); ++k) {
+      Group& group = groups[active[k]];
+      add_turn(group.trajectories[0], std::move(turns[k]), /*is_own_distribution=*/true);
+      judge_.submit(held_out_.row(group.cursor), group, kOnly);
+    }
+    std::vector<std::size_t> go_on;
+    for (Verdict& verdict : judge_.take(/*waits=*/true)) {
+      reward::Score& score = verdict.score;
+      if (score.error) {
+        throw_error<Error>("data.eval, prompt {}: no reward: {}", verdict.cursor + 1, *score.error);
+      }
+      const auto place = static_cast<std::size_t>(verdict.cursor);
+      Trajectory& trajectory = groups[place].trajectories[0];
+      trajectory.reward += score.reward;
+      trajectory.is_truncated = trajectory.is_truncated || score.is_truncated;
+      for (const auto& [name, value] : score.parts) trajectory.parts[name] += value;
+      if (score.observation &&
+          add_observation(trajectory, *std::move(score.observation), *setup_.tokenizer, most))
+        go_on.push_back(place);
+    }
+    active = std::move(go_on);
+  }
+  std::vector<double> rewards, lengths;
+  for (const Group& group : groups) {
+    if (judge_.has_episodes()) judge_.close(group);
+    rewards.push_back(group.trajectories[0].reward);
+    lengths.push_back(static_cast<double>(group.trajectories[0].sampled_tokens()));
+  }
+  const double reward = mean_of(rewards);
+  train::Evaluation evaluation{-reward, {}};
+  evaluation.metrics.set(metric::kReward, reward);
+  evaluation.metrics.set(metric::kLength, mean_of(lengths));
+  return evaluation;
+}
+
+}  // namespace heddle::rl
