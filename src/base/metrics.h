@@ -267,7 +267,8 @@ inline constexpr Metric kRejectedFailed{"rejected_failed", Unit::kCount,
 inline constexpr Metric kRejectedFailedTokens{"rejected_failed_tokens", Unit::kTokens,
                                               "mean of what these groups had drawn"};
 inline constexpr Metric kRejectedStale{"rejected_stale", Unit::kCount,
-                                       "groups older than `rl.max_staleness` allows"};
+                                       "groups older than `rl.max_staleness` allows, whose prompts "
+                                       "were issued again or, after `rl.stale_attempts`, left out"};
 inline constexpr Metric kRejectedStaleTokens{
     "rejected_stale_tokens", Unit::kTokens,
     "mean of what these groups had drawn, where there are any"};

@@ -43,7 +43,7 @@ class JudgedSteps : public train::StepSource {
   const data::LoaderInfo& info() const override { return steps_->info(); }
   std::string summary() const override { return steps_->summary(); }
   std::optional<data::Step> next() override { return steps_->next(); }
-  nlohmann::json cursor() const override { return steps_->cursor(); }
+  nlohmann::json cursor() override { return steps_->cursor(); }
   void seek(const nlohmann::json& cursor) override { steps_->seek(cursor); }
   void on_updated(train::StepInfo& info) override { steps_->on_updated(info); }
   bool has_evaluation() const override { return steps_->has_evaluation(); }

@@ -167,9 +167,7 @@ class Checker {
       if (c_.train.method != Method::kLora)
         fail("rl.update_mode", "pin keeps versions of adapters: expected train.method lora");
       if (!c_.adapter.modules_to_save.empty())
-        fail("rl.update_mode",
-             "pin keeps versions of adapters alone: adapter.modules_to_save must "
-             "be empty");
+        fail("rl.update_mode", "pin keeps adapters alone: adapter.modules_to_save must be empty");
     }
     if (!rl.is_disaggregated() && c_.parallel.cp > 1) {
       fail("parallel.cp",
@@ -186,6 +184,12 @@ class Checker {
             "has one version in the matrices, and rl.update_mode pin several beside them: expected "
             "another mode, or false");
     }
+    const bool keeps = rl.update_mode == UpdateMode::kKeep || rl.update_mode == UpdateMode::kPin;
+    if (c_.rollout.release_memory && rl.staleness() > 0 && keeps)
+      fail("rollout.release_memory",
+           fmt::format("takes the caches that rl.update_mode {} lets running sequences go on from: "
+                       "expected false, or recompute, wait or abort",
+                       to_string(rl.update_mode)));
     if ((c_.rollout.top_p < 1 || c_.rollout.min_p > 0) && c_.rollout.top_k == 0) {
       fail(
           "rollout.top_k",

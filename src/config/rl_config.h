@@ -115,6 +115,7 @@ struct RlSection {
   std::int64_t trainer_ranks = 0, rollout_ranks = 0;
   std::int64_t max_staleness = 1;
   rl::StalePolicy stale_policy = rl::StalePolicy::kWait;
+  std::int64_t stale_attempts = 4;
   UpdateMode update_mode = UpdateMode::kRecompute;
   std::int64_t groups_per_step = 32, samples_per_group = 8;
   std::int64_t sync_every = 1, epochs = 1;
@@ -171,6 +172,7 @@ struct RolloutSection {
   std::int64_t tp = 1;
   bool merge_adapter = false;
   bool gather_weights = true;
+  bool release_memory = false;
   rollout::CacheOptions caches;
 
   /// Some tokens are never drawn: training knows which from the ids that were left.

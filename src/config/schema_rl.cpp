@@ -20,6 +20,10 @@ Section rl_section() {
       .key("stale_policy", &RlSection::stale_policy,
            "async: for groups that would get too old the trainer waits, or they are dropped and "
            "their prompts issued again")
+      .key("stale_attempts", &RlSection::stale_attempts,
+           "async: times that a prompt is issued at most; a group that gets too old in the last of "
+           "them is rejected, and a line names its prompt",
+           {.range = at_least(1)})
       .key("update_mode", &RlSection::update_mode,
            "async: running sequences when the weights change: recompute: go on after their tokens "
            "have passed through the new weights, wait: are finished first, abort: are begun "
@@ -268,7 +272,11 @@ Section rollout_section() {
       .key("gather_weights", &RolloutSection::gather_weights,
            "with parallel.fsdp: ranks gather the whole weights before they generate and let go of "
            "them after it, so that tokens wait for no other rank; needs their memory meanwhile. "
-           "false: each layer is gathered for each token");
+           "false: each layer is gathered for each token")
+      .key("release_memory", &RolloutSection::release_memory,
+           "give the memory of states, keys and values back while the same ranks train, and record "
+           "graphs anew before the next batch; what is under way is read again",
+           {.aliases = {"enable_sleep_mode", "free_cache_engine"}});
   Table<rollout::CacheOptions>(s, &RunConfig::rollout, &RolloutSection::caches)
       .key("state_dtype", &rollout::CacheOptions::state_dtype,
            "recurrent states of Gated DeltaNet layers between steps; bfloat16: half the memory and "

@@ -29,14 +29,16 @@ void note_policy_keys(const RunConfig& config, Note&& note) {
   note("train.global_batch_size", "rl.groups_per_step decides");
   note("data.truncation", "completions end at rollout.max_new_tokens");
   if (config.rl.mode == RlMode::kSync) {
-    for (const char* key :
-         {"rl.max_staleness", "rl.stale_policy", "rl.update_mode", "rl.max_inflight_groups"})
+    for (const char* key : {"rl.max_staleness", "rl.stale_policy", "rl.stale_attempts",
+                            "rl.update_mode", "rl.max_inflight_groups"})
       note(key, "rl.mode is sync");
   }
   if (!config.rl.is_disaggregated()) {
     note("rollout.tp", "rl.rollout_ranks is 0");
     for (const Field& field : find_section("sync")->fields)
       note(field.key, "rl.rollout_ranks is 0");
+  } else {
+    note("rollout.release_memory", "rl.rollout_ranks do not train");
   }
   if (!config.rl.has_critic()) {
     note("rl.algorithm.lambda", "rl.algorithm.advantage is not gae");

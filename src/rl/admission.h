@@ -43,7 +43,7 @@ class Admission {
   /// already, or without capacity.
   void start(std::int64_t cursor, std::int64_t version);
   /// Queues a running group whose oldest token has this version. False if it is too old already: it
-  /// is forgotten, and its prompt is to be issued again.
+  /// is forgotten.
   bool finish(std::int64_t cursor, std::int64_t oldest_version);
   /// Puts a finished group of a checkpoint back into the queue. False as above.
   bool restore(std::int64_t cursor, std::int64_t oldest_version);
@@ -52,15 +52,14 @@ class Admission {
 
   struct Batch {
     std::vector<std::int64_t> cursors;  ///< To train on, oldest version first.
-    std::vector<std::int64_t> dropped;  ///< Running, to be aborted and issued again (kDrop).
+    std::vector<std::int64_t> dropped;  ///< Running, to be aborted (kDrop).
   };
   /// The next batch once it is there. `no_more`: no prompt will follow, new or again, so that a
   /// last batch may be smaller. The batch's groups leave the queue. Throws InternalError if a
   /// publication is due.
   std::optional<Batch> cut(bool no_more);
   /// The trainer's weights became version() + 1. Returns the groups that are too old now; they are
-  /// forgotten, and their prompts are to be issued again. There are none unless groups start under
-  /// versions older than version().
+  /// forgotten. There are none unless groups start under versions older than version().
   std::vector<std::int64_t> publish();
 
   std::int64_t version() const { return version_; }

@@ -7,16 +7,8 @@ namespace {
 
 using Value = nlohmann::json;
 
-// Texts of a model may end within a character, which CBOR's texts must not.
-Value as_binary(const std::string& text) { return Value::binary({text.begin(), text.end()}); }
-
-std::string as_text(const Value& value) {
-  const Value::binary_t& bytes = value.get_binary();
-  return {bytes.begin(), bytes.end()};
-}
-
 // Two bytes each, the lower one first.
-Value as_binary(const std::vector<std::uint16_t>& numbers) {
+Value numbers_as_binary(const std::vector<std::uint16_t>& numbers) {
   Value::binary_t bytes;
   for (const std::uint16_t number : numbers) {
     bytes.push_back(static_cast<std::uint8_t>(number & 0xff));
@@ -33,18 +25,28 @@ std::vector<std::uint16_t> as_numbers(const Value& value) {
   return numbers;
 }
 
+// Texts are binary: those of a model may end within a character, which CBOR's texts must not.
 Value value_of(const Trajectory& t) {
   Value turns = Value::array();
   for (const Turn& turn : t.turns)
     turns.push_back({as_binary(turn.completion), as_binary(turn.observation)});
-  return {
-      t.tokens,   t.logprobs, t.versions, as_binary(t.text),   t.is_truncated, t.reward, t.parts,
-      t.supports, t.sampled,  turns,      as_binary(t.experts)};
+  return {t.tokens,
+          t.logprobs,
+          t.versions,
+          as_binary(t.text),
+          t.is_truncated,
+          t.reward,
+          t.parts,
+          t.supports,
+          t.sampled,
+          turns,
+          numbers_as_binary(t.experts)};
 }
 
 std::vector<Turn> turns_of(const Value& value) {
   std::vector<Turn> turns;
-  for (const Value& turn : value) turns.push_back({as_text(turn.at(0)), as_text(turn.at(1))});
+  for (const Value& turn : value)
+    turns.push_back({from_binary(turn.at(0)), from_binary(turn.at(1))});
   return turns;
 }
 
@@ -56,7 +58,7 @@ Trajectory trajectory_of(const Value& v) {
           .experts = as_numbers(v.at(10)),
           .sampled = v.at(8).get<std::vector<std::uint8_t>>(),
           .turns = turns_of(v.at(9)),
-          .text = as_text(v.at(3)),
+          .text = from_binary(v.at(3)),
           .is_truncated = v.at(4).get<bool>(),
           .reward = v.at(5).get<double>(),
           .parts = v.at(6).get<std::map<std::string, double>>()};
@@ -107,6 +109,27 @@ Fate fate_of(const Value& v) {
 
 }  // namespace
 
+Value as_binary(const std::string& bytes) { return Value::binary({bytes.begin(), bytes.end()}); }
+
+std::string from_binary(const Value& value) {
+  const Value::binary_t& bytes = value.get_binary();
+  return {bytes.begin(), bytes.end()};
+}
+
+std::string packed(const Value& message) {
+  std::string bytes;
+  Value::to_cbor(message, bytes);
+  return bytes;
+}
+
+Value unpacked(const std::string& bytes) {
+  try {
+    return Value::from_cbor(bytes);
+  } catch (const Value::exception& error) {
+    throw_error<CommError>("a message to the rollouts cannot be read: {}", error.what());
+  }
+}
+
 std::string to_bytes(const Batch& batch) {
   Value groups = Value::array(), fates = Value::array();
   for (const Group& group : batch.groups) {
@@ -116,9 +139,7 @@ std::string to_bytes(const Batch& batch) {
     groups.push_back({group.cursor, group.attempt, group.row, trajectories});
   }
   for (const Fate& fate : batch.fates) fates.push_back(value_of(fate));
-  std::string bytes;
-  Value::to_cbor({groups, value_of(batch.counts), fates, batch.state}, bytes);
-  return bytes;
+  return packed({groups, value_of(batch.counts), fates, batch.state});
 }
 
 Batch batch_from_bytes(const std::string& bytes) {
@@ -138,7 +159,7 @@ Batch batch_from_bytes(const std::string& bytes) {
     batch.state = value.at(3);
     return batch;
   } catch (const Value::exception& error) {
-    throw_error<CommError>("a batch from the rollouts cannot be read: {}", error.what());
+    throw_error<CommError>("a batch of groups cannot be read: {}", error.what());
   }
 }
 

@@ -107,6 +107,7 @@ Batch Generation::next() {
     if (std::optional<Batch> batch = try_next()) {
       prepare_update();
       if (engine_) engine_->release_weights();
+      if (engine_ && config_.rollout.release_memory) engine_->release_memory();
       return *std::move(batch);
     }
     advance();
@@ -119,7 +120,7 @@ std::optional<Batch> Generation::try_next() {
   const std::optional<Admission::Batch> cut = admission_.cut(no_more);
   if (!cut && !(running_.empty() && no_more)) return std::nullopt;
   for (const std::int64_t cursor : cut ? cut->dropped : std::vector<std::int64_t>()) {
-    count_stale(abort(cursor));
+    give_up(abort(cursor));
   }
   if (engine_) news_.counts.engine = engine_->take_counts();
   Batch batch = std::exchange(news_, {});
@@ -163,7 +164,7 @@ void Generation::prepare_update() {
     for (const auto& [cursor, running] : running_) cursors.push_back(cursor);
     for (const std::int64_t cursor : cursors) {
       admission_.forget(cursor);
-      abort(cursor);
+      issue_again(abort(cursor));
     }
   }
 }
@@ -172,11 +173,10 @@ void Generation::updated() {
   for (const std::int64_t cursor : admission_.publish()) {
     const auto finished = finished_.find(cursor);
     if (finished == finished_.end()) {
-      count_stale(abort(cursor));
+      give_up(abort(cursor));
     } else {
       const Group& group = finished->second.group;
-      count_stale(group.sampled_tokens());
-      again_[cursor] = group.attempt + 1;
+      give_up({cursor, group.attempt, group.sampled_tokens()});
       finished_.erase(finished);
     }
   }
@@ -374,8 +374,7 @@ void Generation::finish(std::int64_t cursor, const std::optional<std::string>& e
   if (admission_.finish(cursor, group.oldest_version())) {
     finished_.emplace(cursor, Finished{std::move(group), std::chrono::steady_clock::now()});
   } else {
-    count_stale(group.sampled_tokens());
-    again_[cursor] = group.attempt + 1;
+    give_up({cursor, group.attempt, group.sampled_tokens()});
   }
 }
 
@@ -390,41 +389,35 @@ bool Generation::may_filter() const {
   return rl.dynamic_sampling && generated_ < rl.max_attempts * rl.groups_per_batch();
 }
 
-std::int64_t Generation::abort(std::int64_t cursor) {
+Generation::Tried Generation::abort(std::int64_t cursor) {
   const auto found = running_.find(cursor);
-  std::int64_t tokens = found->second.group.sampled_tokens();
+  const Group& group = found->second.group;
+  Tried tried{cursor, group.attempt, group.sampled_tokens()};
   for (const auto& [id, place] : found->second.requests) {
-    tokens += std::ssize(engine_->abort(id).output_ids);
+    tried.tokens += std::ssize(engine_->abort(id).output_ids);
     cursor_of_.erase(id);
   }
   end_episodes(found->second);
-  again_[cursor] = found->second.group.attempt + 1;
   running_.erase(found);
-  return tokens;
+  return tried;
 }
 
-void Generation::count_stale(std::int64_t tokens) {
+void Generation::give_up(const Tried& group) {
   ++news_.counts.stale;
-  news_.counts.stale_tokens += tokens;
-}
-
-nlohmann::json Generation::state() const {
-  // Attempts begin again with the next number, as some of their tokens were seen already.
-  std::map<std::int64_t, std::int64_t> again = again_;
-  for (const auto& [cursor, running] : running_) again[cursor] = running.group.attempt + 1;
-  for (const auto& [cursor, finished] : finished_) again[cursor] = finished.group.attempt + 1;
-  nlohmann::json pending = nlohmann::json::array();
-  for (const auto& [cursor, attempt] : again) pending.push_back({cursor, attempt});
-  return {{"next_cursor", next_cursor_}, {"pending", pending}};
-}
-
-void Generation::restore(const nlohmann::json& state, std::int64_t version) {
-  next_cursor_ = state.at("next_cursor").get<std::int64_t>();
-  again_.clear();
-  for (const auto& entry : state.at("pending"))
-    again_[entry.at(0).get<std::int64_t>()] = entry.at(1).get<std::int64_t>();
-  admission_.rebase(version);
-  weights_changed();
+  news_.counts.stale_tokens += group.tokens;
+  if (group.attempt + 1 < config_.rl.stale_attempts) return issue_again(group);
+  if (is_first_rank()) {
+    log::warning(
+        "prompt {}: its completions get older than rl.max_staleness {} and are dropped, the last "
+        "of "
+        "{} attempts (rl.stale_attempts) after {} tokens; the prompt is left out. To train on it "
+        "raise rl.max_staleness, set rl.stale_policy wait, or lower rollout.max_new_tokens",
+        group.cursor, config_.rl.staleness(), config_.rl.stale_attempts, group.tokens);
+  }
+  news_.fates.push_back({.kind = Fate::Kind::kRejected,
+                         .dispatch = {.cursor = group.cursor},
+                         .reason = Rejection::kStale,
+                         .tokens = group.tokens});
 }
 
 }  // namespace heddle::rl

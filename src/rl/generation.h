@@ -37,7 +37,9 @@ class Generation : public GroupSource {
   void updated() override;
   std::int64_t version() const override { return admission_.version(); }
   std::string weights_hash() override;
-  void restore(const nlohmann::json& state, std::int64_t version) override;
+  Batch standing() override;
+  void restore(const nlohmann::json& state, std::vector<Group> finished,
+               std::int64_t version) override;
 
   /// The next batch if it is there already.
   std::optional<Batch> try_next();
@@ -64,6 +66,7 @@ class Generation : public GroupSource {
 
   rollout::Engine& engine();
   bool pins() const { return config_.rl.update_mode == config::UpdateMode::kPin; }
+  bool is_first_rank() const { return model_.context.mesh.rank() == 0; }
   /// Requests that start from now on have the adapters as they are; pinned ones keep theirs.
   void publish_adapters();
   void dispatch();
@@ -83,12 +86,19 @@ class Generation : public GroupSource {
   void end_episodes(const Running& running);
   /// All of the group is judged, or it cannot be.
   void finish(std::int64_t cursor, const std::optional<std::string>& error = {});
-  /// A running group goes back to the prompts. Returns how many tokens were drawn for it.
-  std::int64_t abort(std::int64_t cursor);
-  /// Counts a group that is too old, for which so many tokens were drawn.
-  void count_stale(std::int64_t tokens);
+  struct Tried {
+    std::int64_t cursor, attempt;
+    std::int64_t tokens;  ///< Tokens that the policy drew for it.
+  };
+  /// Ends a running group.
+  Tried abort(std::int64_t cursor);
+  void issue_again(const Tried& group) { again_[group.cursor] = group.attempt + 1; }
+  /// A group is too old: its prompt is issued again, or left out after rl.stale_attempts.
+  void give_up(const Tried& group);
   bool may_filter() const;
   nlohmann::json state() const;
+  /// A group of a checkpoint is one that this run could have made.
+  bool is_own(const Group& group) const;
 
   const config::RunConfig& config_;
   assembly::ModelOnRanks& model_;

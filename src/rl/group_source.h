@@ -45,8 +45,7 @@ struct Batch {
   std::vector<Group> groups = {};
   GenerationCounts counts = {};
   std::vector<Fate> fates = {};
-  /// Where the stream stands after it, for a checkpoint: groups that no batch had are generated
-  /// anew, with another seed.
+  /// Where the stream stands after it, see GroupSource::restore().
   nlohmann::json state = {};
   /// Other ranks generate: seconds that next() waited for the batch, and that weights took in it.
   double waited_s = 0, sync_s = 0;
@@ -77,8 +76,15 @@ class GroupSource {
   virtual std::string weights_hash() = 0;
   /// Publications since the last call; a model that generates itself has none.
   virtual Publications take_publications() { return {}; }
-  /// Goes on from a batch's state, with the weights that the trainer has now.
-  virtual void restore(const nlohmann::json& state, std::int64_t version) = 0;
+  /// For a checkpoint between a version's publication and the next batch: the groups that are
+  /// finished and that no batch has had, what happened since the last batch, and where the stream
+  /// stands with them.
+  virtual Batch standing() = 0;
+  /// Goes on from a state, with the weights that the trainer has now. Finished groups of the state
+  /// wait for a batch again if they are among these; the others, those that are too old, and what
+  /// was under way are generated anew, with another seed.
+  virtual void restore(const nlohmann::json& state, std::vector<Group> finished,
+                       std::int64_t version) = 0;
 };
 
 }  // namespace heddle::rl

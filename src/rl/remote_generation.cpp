@@ -46,7 +46,9 @@ RemoteGeneration::RemoteGeneration(const config::RunConfig& config,
       trainers_(model.context.mesh.world_group()),
       publisher_(trainers_, sync::sent_parts(published(config, model), model.context.mesh),
                  sync_options(config.sync, device_)),
-      state_{{"next_cursor", 0}, {"pending", nlohmann::json::array()}},
+      state_{{"next_cursor", 0},
+             {"pending", nlohmann::json::array()},
+             {"finished", nlohmann::json::array()}},
       rollout_ranks_(config.rl.rollout_ranks) {
   if (world_->rank() > 0) return;
   roster_ =
@@ -66,7 +68,7 @@ RemoteGeneration::~RemoteGeneration() {
     roster_->end();
     try {
       roster_->look();
-      link_->send(nlohmann::json{{"do", "end"}}.dump());
+      link_->send(packed({{"do", "end"}}));
     } catch (const CommError&) {
       roster_->dismiss();
     }
@@ -91,14 +93,14 @@ void RemoteGeneration::connect() {
   });
 }
 
-std::string RemoteGeneration::ask(const std::string& message) {
+std::string RemoteGeneration::ask(const nlohmann::json& message) {
   bool is_sent = false;
   while (true) {
     // Its first character tells an answer, which may be empty, from a failure and from none.
     std::string news;
     if (world_->rank() == 0) {
       try {
-        if (!std::exchange(is_sent, true)) link_->send(message);
+        if (!std::exchange(is_sent, true)) link_->send(packed(message));
         if (const auto answer = link_->receive_within(kRound)) news = kAnswer + *answer;
       } catch (const CommError& error) {
         news = kFailure + std::string(error.what());
@@ -174,11 +176,14 @@ std::string RemoteGeneration::news_of(std::future<void>& meeting, std::string& r
 }
 
 void RemoteGeneration::tell_state() {
-  ask(nlohmann::json{{"do", "restore"}, {"state", state_}, {"version", version_}}.dump());
+  ask({{"do", "restore"},
+       {"state", state_},
+       {"finished", as_binary(to_bytes(Batch{.groups = finished_}))},
+       {"version", version_}});
 }
 
 void RemoteGeneration::publish() {
-  ask(nlohmann::json{{"do", is_published_ ? "update" : "refresh"}, {"version", version_}}.dump());
+  ask({{"do", is_published_ ? "update" : "refresh"}, {"version", version_}});
   const sync::SyncReport report = [&] {
     try {
       return publisher_.publish(version_);
@@ -202,8 +207,7 @@ void RemoteGeneration::verify() {
   for (const sync::TensorHash& tensor : sync::sent_hashes(
            sync::sent_parts(published(config_, model_), model_.context.mesh), trainers_))
     hashes.push_back({tensor.name, tensor.hash});
-  const auto answer =
-      nlohmann::json::parse(ask(nlohmann::json{{"do", "verify"}, {"hashes", hashes}}.dump()));
+  const auto answer = nlohmann::json::parse(ask({{"do", "verify"}, {"hashes", hashes}}));
   const auto difference = answer.at("difference").get<std::string>();
   if (!difference.empty()) {
     throw_error<Error>(
@@ -222,13 +226,23 @@ Batch RemoteGeneration::next() {
       const Timed timed(sync_s);
       publish();
     }
-    batch = batch_from_bytes(ask(nlohmann::json{{"do", "next"}}.dump()));
+    batch = batch_from_bytes(ask({{"do", "next"}}));
   });
   batch.waited_s = seconds_since(begin) - sync_s;
   batch.sync_s = sync_s;
   batch.rollout_ranks = rollout_ranks_;
   state_ = batch.state;
+  finished_.clear();
   return batch;
+}
+
+Batch RemoteGeneration::standing() {
+  Batch standing;
+  surviving([&] { standing = batch_from_bytes(ask({{"do", "standing"}})); });
+  // The ledger has what happened until now, so that whoever is left goes on from here.
+  state_ = standing.state;
+  finished_ = standing.groups;
+  return standing;
 }
 
 void RemoteGeneration::updated() {
@@ -240,9 +254,11 @@ std::string RemoteGeneration::weights_hash() {
   return hash_text(publisher_.manifest(), is_published_ ? hash_ : publisher_.weights_hash());
 }
 
-void RemoteGeneration::restore(const nlohmann::json& state, std::int64_t version) {
+void RemoteGeneration::restore(const nlohmann::json& state, std::vector<Group> finished,
+                               std::int64_t version) {
   version_ = version;
   state_ = state;
+  finished_ = std::move(finished);
   is_published_ = false;
   surviving([&] { tell_state(); });
 }

@@ -18,7 +18,8 @@ namespace heddle::rl {
 /// Batches that the rollout ranks of the job generate (run_rollouts()), on the trainer's ranks. The
 /// weights go to them before the first batch and after each step; they generate while the trainer
 /// trains, as far as rl.max_staleness admits. When one dies or freezes, the others go on as the
-/// next generation, with the weights and from the batch that the trainer had last; a CommError
+/// next generation, with the weights and from the batch or the checkpoint that the trainer had
+/// last; a CommError
 /// comes only when nobody is left, or for a failure that no loss explains.
 class RemoteGeneration final : public GroupSource {
  public:
@@ -33,12 +34,14 @@ class RemoteGeneration final : public GroupSource {
   void updated() override;
   std::int64_t version() const override { return version_; }
   std::string weights_hash() override;
-  void restore(const nlohmann::json& state, std::int64_t version) override;
+  Batch standing() override;
+  void restore(const nlohmann::json& state, std::vector<Group> finished,
+               std::int64_t version) override;
   Publications take_publications() override { return std::exchange(publications_, {}); }
 
  private:
   /// The rollouts' answer to a message; on all trainer ranks.
-  std::string ask(const std::string& message);
+  std::string ask(const nlohmann::json& message);
   void publish();
   /// Compares the rollouts' weights with the trainer's. Throws Error that names a tensor.
   void verify();
@@ -65,7 +68,8 @@ class RemoteGeneration final : public GroupSource {
   std::unique_ptr<Link> link_;
   Channels met_;
   sync::Publisher publisher_;
-  nlohmann::json state_;  ///< After the last batch.
+  nlohmann::json state_;         ///< After the last batch or the last checkpoint.
+  std::vector<Group> finished_;  ///< Groups of state_ that came with it.
   std::int64_t version_ = 0, rollout_ranks_;
   Publications publications_;  ///< See take_publications().
   bool is_published_ = false;

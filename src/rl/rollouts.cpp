@@ -100,7 +100,7 @@ class Service {
       // Rank 0 sees a message, and all take it between the same passes.
       if (passes % kPassesPerLook == 0 &&
           everybody_.any(everybody_.rank() == 0 && link_->is_announced())) {
-        if (!answer(nlohmann::json::parse(link_->receive()))) return;
+        if (!answer(unpacked(link_->receive()))) return;
         passes = -1;
         continue;
       }
@@ -124,8 +124,12 @@ class Service {
     if (what == "next") {
       is_wanted_ = true;
     } else if (what == "restore") {
-      generation_.restore(message.at("state"), message.at("version").get<std::int64_t>());
+      generation_.restore(message.at("state"),
+                          batch_from_bytes(from_binary(message.at("finished"))).groups,
+                          message.at("version").get<std::int64_t>());
       link_->send("ready");
+    } else if (what == "standing") {
+      link_->send(to_bytes(generation_.standing()));
     } else if (what == "verify") {
       link_->send(compared(message.at("hashes")).dump());
     } else {

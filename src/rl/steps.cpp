@@ -1,11 +1,15 @@
 #include "rl/steps.h"
 
 #include <algorithm>
+#include <utility>
+
+#include <ATen/ops/empty.h>
 
 #include "base/errors.h"
 #include "base/log.h"
 #include "base/text.h"
 #include "comm/agreement.h"
+#include "rl/batch_bytes.h"
 #include "rl/generation.h"
 #include "rl/policy_options.h"
 #include "rl/remote_generation.h"
@@ -16,6 +20,15 @@
 
 namespace heddle::rl {
 namespace {
+
+/// Tensor of a checkpoint: finished groups as to_bytes() writes them.
+constexpr const char* kSavedGroups = "groups/finished";
+
+at::Tensor tensor_of(const std::string& bytes) {
+  at::Tensor tensor = at::empty({std::ssize(bytes)}, at::TensorOptions(at::kByte));
+  std::ranges::copy(bytes, static_cast<char*>(tensor.mutable_data_ptr()));
+  return tensor;
+}
 
 /// The one trajectory of a group in evaluation.
 constexpr std::size_t kOnly = 0;
@@ -62,6 +75,8 @@ std::unique_ptr<Ledger> reopened_ledger(const config::RunConfig& config,
   std::vector<Dispatch> tried;
   for (const auto& entry : state.at("pending"))
     tried.push_back({entry.at(0).get<std::int64_t>(), entry.at(1).get<std::int64_t>() - 1});
+  for (const auto& entry : state.value("finished", nlohmann::json::array()))
+    tried.push_back({entry.at(0).get<std::int64_t>(), entry.at(1).get<std::int64_t>()});
   ledger->resumed(state.at("next_cursor").get<std::int64_t>(),
                   cursor.at("steps").get<std::int64_t>(), cursor.at("version").get<std::int64_t>(),
                   tried);
@@ -96,7 +111,6 @@ Steps::Steps(const config::RunConfig& config, train::Setup& setup, objective::Po
     if (config.rl.replays_generation()) expert_width_ = width;
   }
   if (config.rl.has_critic()) critic_ = std::make_unique<Critic>(config, setup, info_.total_steps);
-  batch_.state = {{"next_cursor", 0}, {"pending", nlohmann::json::array()}};
   if (config.rl.is_disaggregated()) {
     source_ = std::make_unique<RemoteGeneration>(config, setup.placed, prompts_);
   } else {
@@ -139,7 +153,7 @@ bool Steps::begin_batch() {
   batch_ = source_->next();
   {
     const Timed timed(times_.record);
-    record_fates();
+    record(batch_.fates);
   }
   if (batch_.groups.empty()) return false;
   {
@@ -235,9 +249,9 @@ std::vector<train::RowScore> Steps::scores(const assembly::ModelOnRanks& model, 
 }
 
 /// Records the events up to the batch; they reach the disk with the step that consumes it.
-void Steps::record_fates() {
+void Steps::record(std::span<const Fate> fates) {
   if (!ledger_) return;
-  for (const Fate& fate : batch_.fates) {
+  for (const Fate& fate : fates) {
     switch (fate.kind) {
       case Fate::Kind::kDispatched:
         ledger_->dispatched(fate.dispatch);
@@ -252,11 +266,16 @@ void Steps::record_fates() {
   }
 }
 
-nlohmann::json Steps::cursor() const {
+nlohmann::json Steps::cursor() {
+  const Batch standing = this->standing();
+  record(standing.fates);
+  saved_groups_ = at::Tensor();
+  if (is_first_rank() && !standing.groups.empty())
+    saved_groups_ = tensor_of(to_bytes(Batch{.groups = standing.groups}));
   nlohmann::json cursor = {{"prompts", prompts_.key()},
                            {"steps", done_},
                            {"version", source_->version()},
-                           {"generation", state_of_stream()}};
+                           {"generation", standing.state}};
   if (critic_) cursor["critic_updates"] = critic_->updates();
   if (reference_) cursor["reference_step"] = reference_->step();
   cursor["entropy_bonus"] = entropy_bonus_.state();
@@ -279,12 +298,12 @@ void Steps::seek(const nlohmann::json& cursor) {
   if (critic_) critic_->restored(cursor.at("critic_updates").get<std::int64_t>());
   if (reference_) reference_->restored(cursor.value("reference_step", std::int64_t{0}));
   if (cursor.contains("entropy_bonus")) entropy_bonus_.restore(cursor.at("entropy_bonus"));
-  batch_.state = cursor.at("generation");
   if (is_first_rank()) {
     log_.keep_up_to(done_);
     ledger_ = reopened_ledger(config_, cursor);
   }
-  source_->restore(batch_.state, cursor.at("version").get<std::int64_t>());
+  source_->restore(cursor.at("generation"), std::exchange(loaded_groups_, {}),
+                   cursor.at("version").get<std::int64_t>());
   require_published_weights();
 }
 
@@ -317,7 +336,20 @@ std::vector<ckpt::TensorPart> Steps::state(bool with_copies) const {
   std::vector<ckpt::TensorPart> parts;
   if (critic_) parts = critic_->state(with_copies);
   if (reference_) std::ranges::move(reference_->state(with_copies), std::back_inserter(parts));
+  if (saved_groups_.defined())
+    parts.push_back({kSavedGroups, saved_groups_, {0}, {saved_groups_.numel()}});
   return parts;
+}
+
+void Steps::load(const ckpt::TrainingCheckpoint& checkpoint) {
+  if (!checkpoint.has(kSavedGroups)) return;
+  const at::Tensor bytes = checkpoint.whole(kSavedGroups);
+  const auto* first = static_cast<const char*>(bytes.const_data_ptr());
+  try {
+    loaded_groups_ = batch_from_bytes({first, static_cast<std::size_t>(bytes.numel())}).groups;
+  } catch (const CommError& error) {
+    throw_error<DataError>("{}: {}", checkpoint.info().path.string(), error.what());
+  }
 }
 
 void Steps::on_updated(train::StepInfo& info) {
@@ -377,14 +409,16 @@ void Steps::record_consumed() {
   ledger_->commit();
 }
 
-nlohmann::json Steps::state_of_stream() const {
-  nlohmann::json state = batch_.state;
-  // The run may end before a batch's first pass does; one that goes on generates the rest anew.
-  if (!experience_ || updates_ == updates_of_batch_ || !is_first_pass()) return state;
+Batch Steps::standing() {
+  Batch standing = source_->standing();
+  // The run may end before a batch's first pass does: the rest is as if no batch had had it.
+  if (!experience_ || updates_ == updates_of_batch_ || !is_first_pass()) return standing;
   const auto trained = experience_->groups_of(updates_ - 1).second;
-  for (const Group& group : std::span(batch_.groups).subspan(static_cast<std::size_t>(trained)))
-    state.at("pending").push_back({group.cursor, group.attempt + 1});
-  return state;
+  for (const Group& group : std::span(batch_.groups).subspan(static_cast<std::size_t>(trained))) {
+    standing.state.at("finished").push_back({group.cursor, group.attempt});
+    standing.groups.push_back(group);
+  }
+  return standing;
 }
 
 train::Evaluation Steps::evaluate() {

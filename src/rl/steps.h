@@ -30,12 +30,13 @@ class Steps : public train::StepSource {
   const data::LoaderInfo& info() const override { return info_; }
   std::string summary() const override;
   std::optional<data::Step> next() override;
-  nlohmann::json cursor() const override;
+  nlohmann::json cursor() override;
   void seek(const nlohmann::json& cursor) override;
   bool trains(std::int64_t step) const override;
-  /// After a batch's last step: nothing of a batch is kept in a checkpoint.
+  /// After a batch's last step: a checkpoint has no batch that some steps have had.
   bool may_pause() const override { return ends_batch(); }
   std::vector<ckpt::TensorPart> state(bool with_copies) const override;
+  void load(const ckpt::TrainingCheckpoint& checkpoint) override;
   void on_updated(train::StepInfo& info) override;
   bool has_evaluation() const override { return held_out_.size() > 0; }
   /// Greedy completions of data.eval; the loss is the negative mean reward.
@@ -58,13 +59,13 @@ class Steps : public train::StepSource {
                                       std::span<const at::Tensor> given = {}) const;
   void find_anchor();
   void warn_of_no_loss(const data::Step& step) const;
-  void record_fates();
+  void record(std::span<const Fate> fates);
   /// The step's groups reach the ledger and its disk, in the first pass over them.
   void record_consumed();
   /// Gives the weights to whoever generates, under the next version.
   void publish();
-  /// GroupSource's state after the step given last.
-  nlohmann::json state_of_stream() const;
+  /// GroupSource's standing after the step given last, with what that leaves of the batch.
+  Batch standing();
   void require_published_weights();
 
   const config::RunConfig& config_;
@@ -87,6 +88,9 @@ class Steps : public train::StepSource {
   Batch batch_;                    ///< For the step under way, as what follows.
   std::optional<Experience> experience_;
   StepTimes times_;
+  /// Finished groups of a checkpoint: of the last cursor() as bytes, on rank 0, and those loaded.
+  at::Tensor saved_groups_;
+  std::vector<Group> loaded_groups_;
 };
 
 /// The subject of `heddle rl`.

@@ -55,6 +55,7 @@ class CachePool {
   void release(Holding& holding);
   /// Gives the caches' memory back. Nothing is held.
   void release_memory();
+  bool has_memory() const { return !cache_.empty(); }
 
  private:
   struct Rank {

@@ -103,6 +103,8 @@ class Engine {
   /// Gives the memory of the caches back until the next step, as a trainer on the same device wants
   /// it; running requests go on after that as after preempt().
   void release_memory();
+  /// The caches have their memory: not before the first step, nor after release_memory().
+  bool has_memory() const { return pool_.has_memory(); }
 
  private:
   void check(const Request& request) const;

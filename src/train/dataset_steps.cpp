@@ -51,7 +51,7 @@ class DatasetSteps : public StepSource {
   const data::LoaderInfo& info() const override { return loader_->info(); }
   std::string summary() const override { return setup_.train->report().summary(); }
   std::optional<data::Step> next() override { return loader_->next(); }
-  nlohmann::json cursor() const override { return loader_->cursor(); }
+  nlohmann::json cursor() override { return loader_->cursor(); }
   void seek(const nlohmann::json& cursor) override { loader_->seek(cursor); }
   bool has_evaluation() const override { return setup_.eval != nullptr; }
   Evaluation evaluate() override {

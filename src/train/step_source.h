@@ -30,8 +30,9 @@ class StepSource {
 
   /// The next step, or nothing at the end of the run.
   virtual std::optional<data::Step> next() = 0;
-  /// The place after the last step that next() returned, to be kept in a checkpoint.
-  virtual nlohmann::json cursor() const = 0;
+  /// The place after the last step that next() returned, to be kept in a checkpoint. All ranks call
+  /// it together.
+  virtual nlohmann::json cursor() = 0;
   /// Continues from a cursor. Throws DataError where it does not fit.
   virtual void seek(const nlohmann::json& cursor) = 0;
   /// Whether step `step`, from 0, trains the model: if not its learning rate is 0.
@@ -40,8 +41,10 @@ class StepSource {
   /// if not it goes on until it may.
   virtual bool may_pause() const { return true; }
   /// This rank's tensors, as live ones, that a checkpoint keeps besides the model's, see
-  /// Optimizer::state; they are filled before seek().
+  /// Optimizer::state, with those of the last cursor(); they are filled before seek().
   virtual std::vector<ckpt::TensorPart> state(bool with_copies) const { return {}; }
+  /// Takes from a checkpoint, before seek(), tensors whose sizes it alone tells.
+  virtual void load(const ckpt::TrainingCheckpoint& checkpoint) {}
   /// The weights are those after a step: adds what the source knows of it.
   virtual void on_updated(StepInfo& info) {}
 

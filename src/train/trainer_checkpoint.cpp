@@ -86,6 +86,7 @@ void Trainer::restore(const ckpt::Path& path) {
     checkpoint.copy_box(part.name, part.offset, part.tensor);
   for (const ckpt::TensorPart& part : steps_.state(/*with_copies=*/true))
     checkpoint.copy_box(part.name, part.offset, part.tensor);
+  steps_.load(checkpoint);
   restore_kept(checkpoint);
   if (setup_.placed.sharding) setup_.placed.sharding->publish(/*with_frozen=*/true);
   learner_.optimizer().set_steps(saved.optimizer_steps);

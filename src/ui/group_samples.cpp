@@ -224,8 +224,7 @@ std::string render_groups(const GroupSamples& samples) {
         group.step, number_of(group.reward_mean), group.all_completions,
         more > 0 ? fmt::format(", {} not shown", more) : "", html_of(group.prompt));
     if (!group.answer.text.empty())
-      out +=
-          fmt::format("<div class='label'>Answer</div><pre>{}</pre>", html_of(group.answer));
+      out += fmt::format("<div class='label'>Answer</div><pre>{}</pre>", html_of(group.answer));
     out += "<div class='grid pair'>";
     for (const SampledCompletion& completion : group.completions) out += html_of(completion);
     out += "</div></div>\n";

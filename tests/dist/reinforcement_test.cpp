@@ -1,9 +1,11 @@
 // `heddle rl` with ranks that only generate.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
 #include <signal.h>
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <tuple>
 
@@ -366,6 +368,47 @@ TEST_F(ReinforcementTest, InterruptedRunSavesAndGoesOn) {
   const rl::Ledger ledger(runs_.directory() / "other" / "ledger.log");
   EXPECT_EQ(ledger.state().step, 40);
   EXPECT_EQ(ledger.state().consumed, 2 * kGroups);
+}
+
+TEST_F(ReinforcementTest, FinishedGroupsAreConsumedAfterAResume) {
+  const struct {
+    const char* name;
+    int ranks;
+    Words layout;
+  } runs[] = {{"apart", 2, {"rl.rollout_ranks=1"}},
+              {"sliced", 3, {"rl.trainer_ranks=2", "rl.rollout_ranks=1", "parallel.tp=2"}},
+              {"divided", 2, {"parallel.fsdp=2"}}};
+  for (const auto& [name, ranks, layout] : runs) {
+    const auto settings = [&](const char* steps) {
+      Words all = {"rl.mode=async", "rl.max_staleness=2", "rl.deterministic=true",
+                   "rl.update_mode=wait", std::string("train.max_steps=") + steps};
+      all.insert(all.end(), layout.begin(), layout.end());
+      return all;
+    };
+    const auto file = runs_.directory() / name / "ledger.log";
+    ASSERT_EQ(train(name, ranks, settings("3")), 0) << runs_.printed(name);
+    const rl::LedgerState before = rl::Ledger(file).state();
+    // All groups that the weights before the last admitted were finished before these came.
+    EXPECT_GE(std::ssize(before.completed), 2 * kGroups) << name;
+    ASSERT_EQ(train(name, ranks, settings("6")), 0) << runs_.printed(name);
+    expect_ledger(name, 6);
+    std::map<std::int64_t, int> times;
+    std::ifstream lines(file);
+    for (std::string line; std::getline(lines, line);) {
+      const auto record = nlohmann::json::parse(line.substr(line.find('{')));
+      if (record.contains("dispatched"))
+        ++times[record["dispatched"]["cursor"].get<std::int64_t>()];
+    }
+    for (const auto& [cursor, dispatch] : before.pending)
+      EXPECT_EQ(times[cursor], before.completed.contains(cursor) ? 1 : 2) << name << cursor;
+  }
+  // Where nothing was under way, the run is the one that was not interrupted.
+  ASSERT_EQ(train("whole", 2,
+                  {"rl.mode=async", "rl.max_staleness=2", "rl.deterministic=true",
+                   "rl.update_mode=wait", "train.max_steps=6", "parallel.fsdp=2"}),
+            0)
+      << runs_.printed("whole");
+  EXPECT_EQ(weights("divided"), weights("whole"));
 }
 
 }  // namespace

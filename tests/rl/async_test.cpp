@@ -167,5 +167,72 @@ TEST_F(RlTest, CountsOfModeAsyncAddUp) {
   EXPECT_LE(largest(dropped, "rejected_stale_tokens"), 96);
 }
 
+TEST_F(RlTest, MemoryThatIsReleasedForTrainingChangesNoBit) {
+  for (const Words& settings :
+       {Words{}, Words{"rl.mode=async", "rl.max_staleness=2"},
+        Words{"rl.mode=async", "rl.max_staleness=2", "rl.update_mode=abort"}}) {
+    std::set<std::string> found;
+    for (const char* releases : {"false", "true"}) {
+      Words all = {"rollout.max_sequences=5", "rollout.max_new_tokens=24", "rollout.stop=[e, a]",
+                   std::string("rollout.release_memory=") + releases};
+      all.insert(all.end(), settings.begin(), settings.end());
+      const std::string name = fmt::format("released-{}-{}", releases, settings.size());
+      train(run(name, all));
+      found.insert(weights(name));
+    }
+    EXPECT_EQ(found.size(), 1u) << settings.size();
+  }
+}
+
+TEST_F(RlTest, MemoryOfSequencesThatGoOnIsNotReleased) {
+  const auto message = [&](Words more) {
+    more.insert(more.begin(), {"rollout.release_memory=true", "rl.mode=async"});
+    return testing::message_of([&] { run("refused", more); });
+  };
+  EXPECT_THAT(message({"rl.update_mode=keep"}),
+              ::testing::HasSubstr("rollout.release_memory: takes the caches that rl.update_mode "
+                                   "keep lets running sequences go on from"));
+  EXPECT_THAT(message({"rl.update_mode=pin", "train.method=lora"}),
+              ::testing::HasSubstr("rl.update_mode pin lets"));
+  // Nothing runs when the weights change.
+  run("fine", {"rollout.release_memory=true", "rl.mode=async", "rl.update_mode=keep",
+               "rl.max_staleness=0"});
+}
+
+TEST_F(RlTest, AGroupThatIsTooOldInItsLastAttemptIsRejected) {
+  // One epoch of the 24 prompts, with completions of many lengths.
+  const auto train_with = [&](const char* attempts) {
+    const std::string name = std::string("attempts-") + attempts;
+    ::testing::internal::CaptureStderr();
+    const Reports reports =
+        train(run(name, {"rl.mode=async", "rl.max_staleness=1", "rl.stale_policy=drop",
+                         std::string("rl.stale_attempts=") + attempts, "train.max_steps=0",
+                         "train.epochs=1", "rl.groups_per_step=2", "rollout.max_sequences=5",
+                         "rollout.max_new_tokens=24", "rollout.stop=[e, a]"}));
+    const std::string log = ::testing::internal::GetCapturedStderr();
+    double dropped = 0;
+    for (const train::StepInfo& step : reports.steps) dropped += step.metrics.at("rejected_stale");
+    const rl::LedgerState state = rl::Ledger(dir_ / name / "ledger.log").state();
+    const auto found = state.rejected.find(rl::Rejection::kStale);
+    const std::int64_t rejected = found == state.rejected.end() ? 0 : found->second;
+    // Each prompt is consumed or rejected, once: the ledger refuses anything else.
+    EXPECT_TRUE(state.pending.empty()) << name;
+    EXPECT_EQ(state.consumed + rejected, 24) << name;
+    // A line for each prompt that is left out.
+    std::int64_t lines = 0;
+    for (const std::string& line : text::split(log, '\n'))
+      lines += line.find("older than rl.max_staleness 1 and are dropped") != std::string::npos;
+    EXPECT_EQ(lines, rejected) << name << log;
+    return std::pair(rejected, static_cast<std::int64_t>(dropped));
+  };
+  const auto [rejected, dropped] = train_with("1");
+  EXPECT_GT(rejected, 0);
+  EXPECT_EQ(rejected, dropped);
+  const auto [rejected_later, dropped_more] = train_with("2");
+  EXPECT_LT(rejected_later, rejected);
+  EXPECT_GE(dropped_more, 2 * rejected_later);
+  EXPECT_EQ(train_with("100").first, 0);
+}
+
 }  // namespace
 }  // namespace heddle

@@ -143,5 +143,21 @@ TEST_F(TurnsTest, AreReadAnewUnderOtherWeights) {
   EXPECT_GT(read["recompute"], read["keep"]);
 }
 
+TEST_F(TurnsTest, GiveTheirMemoryToTheTrainer) {
+  for (const bool releases : {false, true}) {
+    make(releases ? "released" : "kept",
+         {"rl.mode=async", "rl.max_staleness=1",
+          std::string("rollout.release_memory=") + (releases ? "true" : "false")});
+    for (int batch = 0; batch < 3; ++batch) {
+      const rl::Batch given = generation_->next();
+      EXPECT_EQ(given.groups.size(), 4u);
+      EXPECT_EQ(generation_->made_engine()->has_memory(), !releases) << batch;
+      generation_->updated();
+      EXPECT_TRUE(advance());
+      EXPECT_TRUE(generation_->made_engine()->has_memory()) << batch;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace heddle

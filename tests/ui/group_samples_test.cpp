@@ -88,11 +88,14 @@ TEST_F(GroupSamplesTest, WhatAModelWritesIsTextOnly) {
 
 TEST_F(GroupSamplesTest, LongTextsAreCutBetweenCharacters) {
   // The limit falls within a character of three bytes.
-  const std::string shown = page(group(1, 1, [] {
-                                   std::string text = "x";
-                                   for (int i = 0; i < 1'000'000; ++i) text += "漢";
-                                   return text;
-                                 }()).dump() + "\n");
+  const std::string shown = page(group(1, 1,
+                                       [] {
+                                         std::string text = "x";
+                                         for (int i = 0; i < 1'000'000; ++i) text += "漢";
+                                         return text;
+                                       }())
+                                     .dump() +
+                                 "\n");
   EXPECT_LT(shown.size(), 4000u);
   EXPECT_THAT(shown, HasSubstr("漢<span class='soft'> … 2998002 more bytes</span>"));
 }
