@@ -27,6 +27,7 @@ nlohmann::json drawn_with(const config::RunConfig& config) {
 
 /// The first of these settings that a checkpoint has otherwise; "" if it has all alike.
 std::string changed_key(const nlohmann::json& state, const config::RunConfig& config) {
+  if (!state.contains("drawn_with")) return "";
   const nlohmann::json before = state.value("drawn_with", nlohmann::json::object()),
                        now = drawn_with(config);
   for (const auto* settings : {&now, &before}) {

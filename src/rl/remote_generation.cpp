@@ -238,6 +238,12 @@ Batch RemoteGeneration::next() {
 
 Batch RemoteGeneration::standing() {
   Batch standing;
+  // No group outlives the weights that draw it, and those that are under way already are drawn
+  // again by the same seeds.
+  if (config_.rl.staleness() == 0) {
+    standing.state = state_;
+    return standing;
+  }
   surviving([&] { standing = batch_from_bytes(ask({{"do", "standing"}})); });
   // The ledger has what happened until now, so that whoever is left goes on from here.
   state_ = standing.state;

@@ -14,8 +14,6 @@
 #include "rl/policy_options.h"
 #include "rl/remote_generation.h"
 #include "rl/timed.h"
-#include "rl/turns.h"
-#include "rollout/answers.h"
 #include "rollout/experts.h"
 
 namespace heddle::rl {

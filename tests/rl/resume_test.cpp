@@ -14,7 +14,7 @@ namespace {
 
 /// Completions of many lengths, so that some groups run at each update and others wait.
 const Words kAhead = {"rl.mode=async",       "rl.max_staleness=2",
-                      "train.max_steps=8",   "rollout.max_sequences=5",
+                      "train.max_steps=8",   "rollout.max_sequences=12",
                       "rollout.stop=[e, a]", "rollout.max_new_tokens=24",
                       "optim.lr=1e-2"};
 
@@ -124,11 +124,13 @@ TEST_F(ResumeTest, WhatTheLastStepLeavesOfABatchIsConsumedWhenTheRunGoesOn) {
   EXPECT_EQ(train(limited("2")).steps.size(), 2u);
   const rl::LedgerState before = ledger("longer");
   EXPECT_EQ(before.consumed, 8);
-  EXPECT_GE(before.completed.size(), 4u);
+  // A third of the first batch, and the groups of the next one.
+  EXPECT_EQ(before.completed.size(), 16u);
   EXPECT_EQ(train(limited("6")).steps.size(), 4u);
   const auto times = dispatches("longer");
   for (const std::int64_t cursor : before.completed) EXPECT_EQ(times.at(cursor), 1) << cursor;
-  EXPECT_EQ(ledger("longer").consumed, 24);
+  // These are one batch of three steps; the last step takes a third of twelve others.
+  EXPECT_EQ(ledger("longer").consumed, 8 + 16 + 4);
 }
 
 }  // namespace
