@@ -123,8 +123,8 @@ class Checker {
     const int sources = !rl.reward.verifiers.empty() + !rl.reward.command.empty() +
                         !rl.reward.url.empty() + !rl.reward.environment.empty();
     if (sources != 1) {
-      fail("rl.reward", fmt::format("expected 1 of verifiers, command, url and environment, not {}",
-                                    sources));
+      fail("rl.reward",
+           fmt::format("expected 1 of verifiers, command, url and environment, not {}", sources));
     }
     if (rl.samples_per_group == 1 &&
         rl.algorithm.advantage != objective::Advantage::kReinforcePlusPlus && !rl.has_critic()) {

@@ -5,6 +5,7 @@
 #include "rl/steps.h"
 #include "rl/turns.h"
 #include "rollout/answers.h"
+#include "rollout/engine.h"
 
 namespace heddle::rl {
 namespace {
