@@ -154,10 +154,14 @@ std::vector<double> round_ticks(double low, double high, int count) {
       break;
     }
   }
+  if (!(step > 0)) return {low};  // less than the smallest number
   std::vector<double> ticks;
   const double first = std::ceil(low / step - 1e-9);
-  for (double i = first; i * step <= high + 1e-9 * step; ++i) {
-    ticks.push_back(i == 0 ? 0. : i * step);
+  // Neighbours among the numbers have none between them, and adding 1 may change nothing.
+  for (int n = 0; n <= count + 1; ++n) {
+    const double i = first + n, tick = i == 0 ? 0. : i * step;
+    if (tick > high + 1e-9 * step || (!ticks.empty() && tick <= ticks.back())) break;
+    ticks.push_back(tick);
   }
   return ticks;
 }

@@ -37,6 +37,15 @@ TEST(Curve, TicksAreRoundAndCoverTheRange) {
               ::testing::Pointwise(::testing::DoubleNear(1e-12), {-0.2, 0.0, 0.2}));
   EXPECT_EQ(round_ticks(1, 1, 5).size(), 1u);
   EXPECT_LT(round_ticks(1e-9, 1e9, 6).size(), 10u);
+  // Curves that are constant but for rounding.
+  for (const double low : {8.294, -3e-12, 1e300, 0.0}) {
+    for (int ulps = 1; ulps < 9; ++ulps) {
+      double high = low;
+      for (int i = 0; i < ulps; ++i) high = std::nextafter(high, 1e301);
+      for (const int count : {1, 5, 6})
+        EXPECT_LE(round_ticks(low, high, count).size(), static_cast<std::size_t>(count) + 2) << low;
+    }
+  }
 }
 
 TEST(Curve, ThinningKeepsThePeaks) {
