@@ -18,6 +18,12 @@ __device__ __forceinline__ void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
                    : "memory");
 }
+/// Waits for all CTAs of the cluster and orders no memory: before a CTA whose memory others have
+/// read ends. The fence of cluster_sync() is one of the whole GPU and waits for what was written.
+__device__ __forceinline__ void leave_cluster() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::
+                   : "memory");
+}
 /// Makes initialised barriers visible to the other CTA; cluster_sync() follows.
 __device__ __forceinline__ void fence_cluster_barriers() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");

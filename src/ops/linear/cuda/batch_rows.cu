@@ -178,11 +178,11 @@ __global__ void __launch_bounds__(Layout<kRows, kGroups, kIsChanged>::kThreads,
     else if (few.norm.weight != nullptr)
       scale(work, ring, floats(L::kSquares));
   }
-  cluster_sync();
+  p.split > 1 ? cluster_sync() : __syncthreads();
   if (warp < L::kLoader)
     write_out<kRows, kGroups, kIsChanged>(work, ring.base, floats(L::kFactors),
                                           floats(L::kChanges));
-  cluster_sync();  // until nobody reads this CTA's sums any more
+  if (p.split > 1) leave_cluster();  // nobody reads this CTA's sums any more
 #endif
 }
 
