@@ -17,28 +17,23 @@ template <int kRows, int kGroups, bool kIsChanged>
 struct Layout {
   static constexpr int kLoader = kGroups * 4 + kScalers;  ///< The warp that asks for bytes.
   static constexpr int kWriters = kLoader * 32;           ///< Threads that write the sums out.
-  static constexpr int kThreads = kWriters + 32 + (kIsChanged ? kChangers * 32 : 0);
+  static constexpr int kThreads = kWriters + 32 + (kIsChanged ? few_row::kChangers * 32 : 0);
   static constexpr int kColumns = kGroups * kGroupColumns;
   static constexpr int kPitch = kColumns + 4;  ///< Floats of a row of the sums on the way out.
   static constexpr u32 kRowBytes = kRows * kDepth * 2;
   static constexpr u32 kStageBytes = kGroups * kMatrixBytes + kRowBytes;
-  static constexpr int kUnits = kGroups == 2 ? 4 : 2;  ///< Slots of B of a changing warp.
-  using Changed = ChangedTile<kPitch, kUnits>;
   static constexpr u32 kChangeBytes =
-      kIsChanged ? kRows * kPitch * 4 + sizeof(ChangeShared<kUnits>) + 128 : 0;
+      kIsChanged ? kRows * kPitch * 4 + sizeof(few_row::ChangeJobs) : 0;
   /// CTAs of a multiprocessor.
   static constexpr int kResident = kGroups > 2 || kIsChanged ? 1 : 2;
   /// An even number: a scaling warp has every second block, and so must see each use of its stages,
   /// as a barrier tells only one use from the next.
-  static constexpr int kStages =
-      ((kIsChanged ? 224 : 200) * 1024 / kResident - kChangeBytes) / kStageBytes / 2 * 2;
+  static constexpr int kStages = (200 * 1024 / kResident - kChangeBytes) / kStageBytes / 2 * 2;
   static constexpr u32 kBarriers = kStages * kStageBytes;
   static constexpr u32 kSquares = (kBarriers + 3 * kStages * 8 + 15) / 16 * 16;
   static constexpr u32 kFactors = kSquares + 2 * kRows * 4;
   static constexpr u32 kChanges = kFactors + kRows * 4;
-  static constexpr u32 kShared = (kChanges + kRows * kPitch * 4 + 127) / 128 * 128;
   static constexpr u32 kBytes = kChanges + kChangeBytes;
-  static_assert(kBytes + 1024 <= 227 * 1024 && kStages >= 4);
   static_assert(kRows * kPitch * 4 <= kBarriers);
 };
 
@@ -48,7 +43,6 @@ struct Arguments {
   int map_of[kMostFewRowSums];
   bool is_wide[kMostFewRowSums];  ///< Four elements of y and start are 8 bytes of memory.
   int split;                      ///< CTAs of a cluster, which share the depth of a tile.
-  LowParts lows;                  ///< Of the changes.
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)

@@ -25,7 +25,6 @@
 
 #include "ops/cuda/reduce.cuh"
 #include "ops/cuda/tensor_map.h"
-#include "ops/linear/cuda/batch_row_exchange.h"
 #include "ops/linear/cuda/batch_row_parts.cuh"
 
 namespace heddle::ops::cuda {
@@ -63,7 +62,7 @@ __device__ __forceinline__ float gated(float gate, float up) {
 }
 
 /// Four columns of a row, summed over the CTAs that share the depth.
-__device__ __forceinline__ float4 total_of(const Work& work, u32 address) {
+__device__ __forceinline__ float4 total_of(const Work& work, u32 address, float factor) {
   float4 parts[kMostSplit], y = {0, 0, 0, 0};
 #pragma unroll
   for (int s = 0; s < kMostSplit; ++s) {
@@ -73,7 +72,7 @@ __device__ __forceinline__ float4 total_of(const Work& work, u32 address) {
 #pragma unroll
   for (int s = 0; s < kMostSplit; ++s)
     y.x += parts[s].x, y.y += parts[s].y, y.z += parts[s].z, y.w += parts[s].w;
-  return y;
+  return {y.x * factor, y.y * factor, y.z * factor, y.w * factor};
 }
 
 /// The CTA's rows of the tile: the sums of all CTAs of the cluster and what follows them. `changes`
@@ -112,13 +111,12 @@ __device__ __forceinline__ void write_out(const Work& work, u32 base, float* fac
           is_wide, valid);
     const float factor = is_normed ? factors[own] : 1.f;
     const auto value = [&](int from) {
-      float4 y = total_of(work, base + (row * L::kPitch + from) * 4);
+      float4 y = total_of(work, base + (row * L::kPitch + from) * 4, factor);
       if constexpr (kIsChanged) {
         const float4 change = *reinterpret_cast<const float4*>(changes + own * L::kPitch + from);
         y.x += change.x, y.y += change.y, y.z += change.z, y.w += change.w;
       }
-      return float4{y.x * factor * sum.scale, y.y * factor * sum.scale, y.z * factor * sum.scale,
-                    y.w * factor * sum.scale};
+      return float4{y.x * sum.scale, y.y * sum.scale, y.z * sum.scale, y.w * sum.scale};
     };
     float4 y = value(column);
     if (work.is_gated()) {
@@ -159,32 +157,21 @@ __global__ void __launch_bounds__(Layout<kRows, kGroups, kIsChanged>::kThreads,
                   begin,
                   all * (rank + 1) / p.split - begin,
                   rank};
-  const int per = kRows / p.split;
-  const typename L::Changed changed{few, p.lows, sum, which, work.first, columns, rank * per, per};
-  auto& shared = *reinterpret_cast<ChangeShared<L::kUnits>*>(own + L::kShared);
-  if (threadIdx.x == 0) {
-    if constexpr (kIsChanged) shared.begin();
-    ring.init();  // its fence is for all barriers
-  }
-  const int changer = static_cast<int>(threadIdx.x) - (L::kLoader + 1) * 32,
-            lister = static_cast<int>(threadIdx.x) - kGroups * 128;
-  typename L::Changed::Found found;
-  if constexpr (kIsChanged) {
-    if (changer >= 0)
-      found = changed.look_at_part(changed.first_part());
-    else if (lister >= 0 && lister < L::Changed::kListers)
-      found = changed.look_at_job(lister);
-  }
+  if (threadIdx.x == 0) ring.init();
   __syncthreads();
   if (warp == L::kLoader) {
     if (threadIdx.x % 32 == 0) load(work, ring);
     __syncwarp();
   } else if (warp > L::kLoader) {
-    if constexpr (kIsChanged) changed.make(changer, found, shared, floats(L::kChanges));
-  } else {
     if constexpr (kIsChanged) {
-      lister >= 0 ? changed.list(lister, found, shared) : changed.ask_for_part(warp + 1);
+      const int per = kRows / p.split;
+      few_row::ChangedTile{few, sum, work.first, columns, rank * per, per}
+          .template make<L::kPitch, kGroups == 1 ? 4 : 2>(
+              static_cast<int>(threadIdx.x) - (L::kLoader + 1) * 32,
+              *reinterpret_cast<few_row::ChangeJobs*>(own + L::kChanges + kRows * L::kPitch * 4),
+              floats(L::kChanges));
     }
+  } else {
     wait_for_previous();
     if (warp < kGroups * 4)
       multiply(work, ring, floats(0));
@@ -192,9 +179,6 @@ __global__ void __launch_bounds__(Layout<kRows, kGroups, kIsChanged>::kThreads,
       scale(work, ring, floats(L::kSquares));
   }
   p.split > 1 ? cluster_sync() : __syncthreads();
-  if constexpr (kIsChanged) {
-    if (threadIdx.x == L::kThreads - 1) changed.leave();
-  }
   if (warp < L::kLoader)
     write_out<kRows, kGroups, kIsChanged>(work, ring.base, floats(L::kFactors),
                                           floats(L::kChanges));
@@ -235,7 +219,7 @@ void launch(Arguments& p, cudaStream_t stream) {
     static std::atomic<int> residents[kMostSplit + 1] = {};
     int resident = residents[p.split];
     if (resident == 0) residents[p.split] = resident = resident_of(kernel, config, p.split);
-    p.lows.makers = std::min(static_cast<int>(config.gridDim.x), resident);
+    p.few.makers = std::min(static_cast<int>(config.gridDim.x), resident);
   }
   config.numAttrs = status == cudaStreamCaptureStatusActive ? 2 : 1;
   cudaLaunchKernelEx(&config, kernel, p);
@@ -312,7 +296,7 @@ bool batch_rows_are_faster(int rows, const std::vector<FewRowSum>& sums) {
 void batch_row_sums(int rows, const std::vector<FewRowSum>& sums, cudaStream_t stream,
                     const FewRowNorm& norm, const FewRowSlots& slots) {
   if (rows < 1 || rows > kMostBatchRows || sums.empty() || sums.size() > kMostFewRowSums ||
-      slots.count > kMostRuns)
+      slots.count > few_row::kMostRuns)
     throw std::invalid_argument("batch_row_sums: too many rows, sums or runs, or none");
   Arguments p{};
   few_row::Arguments& few = p.few;
@@ -325,9 +309,8 @@ void batch_row_sums(int rows, const std::vector<FewRowSum>& sums, cudaStream_t s
   few.norm = norm;
   few.slots = slots;
   for (int i = 0; i < few.count; ++i) few.sums[i] = sums[static_cast<std::size_t>(i)];
-  const int runs = slots.runs != nullptr ? slots.count : kMostRuns / 8,
-            depths = (few.depth + kPartDepth - 1) / kPartDepth, tiles_of_lows = few.add_lows();
-  few.low_blocks = tiles_of_lows * runs;
+  const int runs = slots.runs != nullptr ? slots.count : few_row::kMostRuns / 8;
+  few.low_blocks = few.add_lows() * runs;
   const bool is_changed = few.low_blocks > 0;
   const Cut cut = cut_of(sums, is_changed);
   int tiles = 0, maps = 0;
@@ -353,11 +336,7 @@ void batch_row_sums(int rows, const std::vector<FewRowSum>& sums, cudaStream_t s
   const int kept_rows = rows <= 32 ? 32 : 64;
   p.rows_map = tensor_map(input.a, rows, input.depth, input.a_stride, kept_rows);
   p.split = cut.split;
-  if (is_changed) {
-    const Exchange exchange =
-        exchange_of(stream, int64_t{tiles_of_lows} * depths * kMostBatchRows * kRanks);
-    p.lows = {runs, depths, few.low_blocks * depths, 0, exchange.words, exchange.counter};
-  }
+  if (is_changed) few.counters = few_row::next_counters();
   is_changed ? launch<true>(p, cut.groups, stream) : launch<false>(p, cut.groups, stream);
   check_launch("batch_row_sums");
 }
