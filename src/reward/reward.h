@@ -22,7 +22,7 @@ struct PastTurn {
   std::string completion, observation;
 };
 
-/// What is asked of a judge. Environments alone are asked for more than scores.
+/// Questions to a judge. Environments alone are asked for more than scores.
 enum class Ask {
   kScore,
   kOpening,  ///< An episode begins: its prompt, if it is not the row's.

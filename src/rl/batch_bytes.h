@@ -11,7 +11,7 @@ std::string to_bytes(const Batch& batch);
 /// Throws CommError for bytes that to_bytes() did not write.
 Batch batch_from_bytes(const std::string& bytes);
 
-/// What trainer and rollouts tell each other, as bytes (CBOR), and bytes within it.
+/// A message between trainer and rollouts as bytes (CBOR), and bytes within it.
 std::string packed(const nlohmann::json& message);
 /// Throws CommError for bytes that packed() did not write.
 nlohmann::json unpacked(const std::string& bytes);

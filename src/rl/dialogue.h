@@ -17,7 +17,7 @@ class Dialogue {
   /// The tokenizer outlives it. Throws DataError for a template that cannot be parsed.
   Dialogue(const config::RunConfig& config, const data::Tokenizer& tokenizer);
 
-  /// What a turn says: {"role", "content", "reasoning_content"?, "tool_calls"?}, as OpenAI's API
+  /// A turn as a message: {"role", "content", "reasoning_content"?, "tool_calls"?}, as OpenAI's API
   /// has it with the arguments of calls as objects. Null where the template shows neither reasoning
   /// nor calls. `before`: the text that the turn follows; `tools`: the row's, or null.
   Json message(const std::string& text, const std::string& before, const Json& tools) const;

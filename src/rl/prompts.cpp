@@ -95,7 +95,6 @@ Json meta_of(const Json& row, const config::DataFields& fields) {
 Prompts::Prompts(const config::RunConfig& config, train::DataPart part,
                  const data::Tokenizer& tokenizer)
     : tokenizer_(tokenizer),
-      longest_(config.data.max_length - config.rollout.max_new_tokens),
       max_length_(config.data.max_length),
       max_new_tokens_(config.rollout.max_new_tokens),
       seed_(config.train.seed),
@@ -135,11 +134,12 @@ std::vector<std::int32_t> Prompts::tokenize(const Json& row) const {
   std::vector<std::int32_t> tokens =
       renderer_->tokenize_prompt(row_of(row, reader_, has_template_));
   if (tokens.empty()) throw DataError("the prompt has no token");
-  if (std::ssize(tokens) > longest_) {
+  const std::int64_t longest = max_length_ - max_new_tokens_;
+  if (std::ssize(tokens) > longest) {
     throw_error<DataError>(
         "the prompt has {} tokens: expected at most {}, data.max_length {} less "
         "rollout.max_new_tokens {}",
-        tokens.size(), longest_, max_length_, max_new_tokens_);
+        tokens.size(), longest, max_length_, max_new_tokens_);
   }
   return tokens;
 }

@@ -55,7 +55,7 @@ class Prompts {
 
   const data::Tokenizer& tokenizer_;
   data::RowOptions reader_;
-  std::int64_t longest_, max_length_, max_new_tokens_;
+  std::int64_t max_length_, max_new_tokens_;
   std::unique_ptr<data::Renderer> renderer_;  ///< Null without rows.
   bool has_template_ = false;
   std::vector<Prompt> rows_;

@@ -39,7 +39,7 @@ struct GroupSamples {
   std::int64_t unreadable = 0;      ///< Lines that should be shown and cannot: torn, or too long.
 };
 
-/// What the report shows of a run's groups.jsonl, however large it is: at most kShownGroups groups,
+/// Reads the part of a run's groups.jsonl that the report shows, however large it is: at most kShownGroups groups,
 /// kShownCompletions of each, kShownBytes of a text. Nothing where there is no file. Throws
 /// FileError.
 GroupSamples read_group_samples(const std::filesystem::path& file);
