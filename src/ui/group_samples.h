@@ -39,9 +39,9 @@ struct GroupSamples {
   std::int64_t unreadable = 0;      ///< Lines that should be shown and cannot: torn, or too long.
 };
 
-/// Reads the part of a run's groups.jsonl that the report shows, however large it is: at most kShownGroups groups,
-/// kShownCompletions of each, kShownBytes of a text. Nothing where there is no file. Throws
-/// FileError.
+/// Reads the part of a run's groups.jsonl that the report shows, however large it is: at most
+/// kShownGroups groups, kShownCompletions of each, kShownBytes of a text. Nothing where there is no
+/// file. Throws FileError.
 GroupSamples read_group_samples(const std::filesystem::path& file);
 
 inline constexpr std::size_t kShownGroups = 5, kShownCompletions = 4, kShownTexts = 16,
