@@ -439,9 +439,8 @@ void Generation::give_up(const Tried& group) {
   if (is_first_rank()) {
     log::warning(
         "prompt {}: its completions get older than rl.max_staleness {} and are dropped, the last "
-        "of {} attempts (rl.stale_attempts) after {} tokens; the prompt is left out. To train on "
-        "it "
-        "raise rl.max_staleness, set rl.stale_policy wait, or lower rollout.max_new_tokens",
+        "of {} attempts (rl.stale_attempts) after {} tokens; the prompt is left out. To train "
+        "on it raise rl.max_staleness, set rl.stale_policy wait, or lower rollout.max_new_tokens",
         group.cursor, config_.rl.staleness(), config_.rl.stale_attempts, group.tokens);
   }
   news_.fates.push_back({.kind = Fate::Kind::kRejected,
