@@ -41,7 +41,7 @@ int add_key(const KeyOptions& options, const Session& session) {
   const std::string key =
       serve::Keys(data.database()).add(options.tenant, options.scopes, options.limits, expires);
   serve::Audit(data.database())
-      .note({options.tenant, kCommandLine}, "key_add", serve::begin_of(key));
+      .note({options.tenant, kCommandLine, {}}, "key_add", serve::begin_of(key));
   session.out << key << "\n";
   return 0;
 }
@@ -62,7 +62,7 @@ int list_keys(const KeyOptions& options, const Session& session) {
 int revoke_key(const KeyOptions& options, const Session& session) {
   serve::DataDirectory data(options.data_directory);
   const auto key = serve::Keys(data.database()).revoke(options.key);
-  serve::Audit(data.database()).note({key.tenant, kCommandLine}, "key_revoke", key.prefix);
+  serve::Audit(data.database()).note({key.tenant, kCommandLine, {}}, "key_revoke", key.prefix);
   session.out << fmt::format("revoked key {} ({}...) of {}\n", key.id, key.prefix, key.tenant);
   return 0;
 }

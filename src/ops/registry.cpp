@@ -126,10 +126,11 @@ KernelTable::Choice Chooser::choose(const OpRequest& request,
       if (named != nullptr ? *named != info.name : info.only_by_name) continue;
       // A kernel for another use is no faster kernel that was missed.
       if (named == nullptr && info.only_for && *info.only_for != request.use) continue;
-      if (const auto reason = why_not(entry, dtype, request)) {
-        choice.refused.push_back(fmt::format("{}: {}", info.name, *reason));
-      } else {
+      const auto reason = why_not(entry, dtype, request);
+      if (!reason) {
         chosen = &entry;
+      } else if (named != nullptr || !info.for_some_shapes) {
+        choice.refused.push_back(fmt::format("{}: {}", info.name, *reason));
       }
     }
   }

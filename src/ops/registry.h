@@ -31,7 +31,10 @@ struct KernelInfo {
   bool is_reference = false;            ///< Differentiable, on every platform, slow.
   bool only_by_name = false;            ///< Runs only where `kernels.<op>` names it.
   std::optional<Use> only_for = {};     ///< Runs only for this use; none: for each.
-  std::string falls_back = {};          ///< Calls that another kernel takes; empty: none.
+  /// Made for the shapes of some models: others are not told that it was refused, unless they name
+  /// it.
+  bool for_some_shapes = false;
+  std::string falls_back = {};  ///< Calls that another kernel takes; empty: none.
   /// Reason why the device cannot run the kernel; none if it can. Empty: each device can.
   std::function<std::optional<std::string>(const Target&)> refuse_device = {};
   std::string op = {};  ///< Filled by Registry::add.

@@ -137,7 +137,7 @@ Progress Engine::end(const Sequence& sequence, Progress progress, FinishReason r
   return progress;
 }
 
-Progress Engine::take(Sequence& sequence, SampledToken token) {
+Progress Engine::take(Sequence& sequence, SampledToken token, std::int64_t version) {
   const Request& request = *sequence.request;
   // Seen after the ranks have told each other, so that all of them stop.
   if (!std::isfinite(token.logprob)) {
@@ -150,7 +150,7 @@ Progress Engine::take(Sequence& sequence, SampledToken token) {
   completion.output_ids.push_back(token.id);
   completion.logprobs.push_back(token.logprob);
   completion.sampled_logprobs.push_back(token.sampled_logprob);
-  completion.weights_versions.push_back(weights_version_);
+  completion.weights_versions.push_back(version);
   if (request.top_logprobs > 0) completion.top_logprobs.push_back(token.top);
   if (request.return_support) completion.supports.push_back(token.support);
   const bool is_stop_id = !request.ignore_eos &&
@@ -185,16 +185,22 @@ PassShape Engine::shape_of(const std::vector<Part>& parts) {
 std::vector<Progress> Engine::step() {
   const ops::NoGradient guard;
   std::vector<Progress> progress = std::exchange(done_, {});
-  scheduler_.admit(adapter_);
-  std::vector<Part> parts = scheduler_.plan();
+  std::vector<Part> parts = parts_ahead();
+  if (parts.empty()) {
+    ahead_.reset();
+    scheduler_.admit(adapter_);
+    parts = scheduler_.plan();
+  }
   last_pass_ = shape_of(parts);
   if (parts.empty()) return progress;
   pool_.settle();
   hold_weights();
+  std::int64_t version = weights_version_;
   std::vector<SampledToken> tokens;
-  if (can_replay(parts)) {
+  if (ahead_ || can_replay(parts)) {
     last_pass_.recorded = true;
-    tokens = replay(parts);
+    last_pass_.ahead = ahead_.has_value();
+    tokens = replay(parts, version);
     scheduler_.passed(parts);
   } else {
     const at::Tensor hidden = run(parts);
@@ -217,7 +223,7 @@ std::vector<Progress> Engine::step() {
     counts_.drawn_sequences += last_pass_.sequences;
   }
   for (std::size_t i = 0; i < parts.size(); ++i)
-    progress.push_back(take(*parts[i].sequence, std::move(tokens[i])));
+    progress.push_back(take(*parts[i].sequence, std::move(tokens[i]), version));
   return progress;
 }
 
@@ -241,6 +247,7 @@ Completion Engine::abort(RequestId id) {
 void Engine::preempt(RequestId id) { scheduler_.preempt(id); }
 
 void Engine::weights_changed(std::int64_t version, LiveSequences live) {
+  settle();
   weights_version_ = version;
   if (live == LiveSequences::kRecompute) {
     scheduler_.preempt_all();
@@ -264,6 +271,7 @@ void Engine::hold_weights() {
 }
 
 void Engine::release_weights() {
+  settle();
   held_.reset();
   if (merged_) merged_->take_out();
 }
@@ -286,6 +294,7 @@ std::pair<std::int64_t, std::int64_t> Engine::free_memory() const {
 }
 
 void Engine::release_memory() {
+  settle();
   scheduler_.preempt_all();
   scheduler_.kept().drop_all();
   if (recorded_) recorded_->forget();

@@ -29,6 +29,7 @@ enum class LiveSequences {
 struct PassShape {
   bool draws = false;     ///< One token of each sequence, not prompts.
   bool recorded = false;  ///< Replayed as a graph.
+  bool ahead = false;     ///< It began before the tokens of the pass before it were known.
   std::int64_t sequences = 0, tokens = 0;
   std::int64_t sets = 0;  ///< Different sets of adapters, the base model among them.
 };
@@ -131,9 +132,33 @@ class Engine {
   /// Draws in places of prompts, to the requests that want them.
   void tell_draws(const at::Tensor& hidden, const std::vector<Wanted>& drawn) const;
   void judge_prompts(const at::Tensor& hidden, const std::vector<Part>& parts);
+  /// A recorded step that was started.
+  struct Flight {
+    std::vector<RequestId> ids;    ///< Sequences of all data ranks, as in its parts.
+    std::vector<std::size_t> own;  ///< Places of this rank's among them.
+    std::int64_t version = 0;      ///< Of the weights.
+    std::optional<std::vector<SampledToken>> drawn = {};  ///< For this rank's, once read.
+  };
+  Flight flight_of(const std::vector<Part>& parts) const;
+  /// This rank's sequences.
+  static std::vector<RecordedDecoding::Row> rows_of(const Flight& flight,
+                                                    const std::vector<Part>& parts);
   bool can_replay(const std::vector<Part>& parts) const;
-  std::vector<SampledToken> replay(const std::vector<Part>& parts);
-  Progress take(Sequence& sequence, SampledToken token);
+  /// Starts a recorded step of these parts.
+  Flight start(const std::vector<Part>& parts);
+  /// Starts the step after the one of these parts, whose tokens the host does not know yet, unless
+  /// more than the end of a sequence can stand in its way.
+  std::optional<Flight> start_ahead(const std::vector<Part>& parts);
+  /// The tokens that the parts' recorded step draws, which was started ahead or is started now, and
+  /// the version of the weights that it read.
+  std::vector<SampledToken> replay(const std::vector<Part>& parts, std::int64_t& version);
+  /// Parts of the step that was started ahead whose sequences still run.
+  std::vector<Part> parts_ahead();
+  /// Waits for this rank's tokens of a step.
+  void read(Flight& flight);
+  /// Waits for the step that was started ahead: after it nothing of the engine's is under way.
+  void settle();
+  Progress take(Sequence& sequence, SampledToken token, std::int64_t version);
   Progress end(const Sequence& sequence, Progress progress, FinishReason reason);
 
   assembly::ModelOnRanks& placed_;
@@ -147,6 +172,7 @@ class Engine {
   CachePool pool_;
   Scheduler scheduler_;
   std::unique_ptr<RecordedDecoding> recorded_;  ///< Null: steps are queued launch by launch.
+  std::optional<Flight> ahead_;  ///< A step that began before the last one's tokens were known.
   PassShape last_pass_;
   EngineCounts counts_;         ///< See take_counts(); without those of the scheduler.
   std::vector<Progress> done_;  ///< Requests that want nothing.

@@ -263,33 +263,102 @@ bool Engine::can_replay(const std::vector<Part>& parts) const {
          });
 }
 
-std::vector<SampledToken> Engine::replay(const std::vector<Part>& parts) {
-  const comm::Mesh& mesh = placed_.context.mesh;
-  std::vector<RecordedDecoding::Row> rows;
-  std::vector<Draw> draws;
-  std::vector<std::int64_t> places;
+Engine::Flight Engine::flight_of(const std::vector<Part>& parts) const {
+  Flight flight;
+  flight.version = weights_version_;
   for (std::size_t i = 0; i < parts.size(); ++i) {
+    flight.ids.push_back(parts[i].sequence->id);
+    if (parts[i].sequence->held.rank == placed_.context.mesh.data_rank()) flight.own.push_back(i);
+  }
+  return flight;
+}
+
+std::vector<RecordedDecoding::Row> Engine::rows_of(const Flight& flight,
+                                                   const std::vector<Part>& parts) {
+  std::vector<RecordedDecoding::Row> rows;
+  for (const std::size_t i : flight.own) {
     const Sequence& sequence = *parts[i].sequence;
-    if (sequence.held.rank != mesh.data_rank()) continue;
     rows.push_back({sequence.tokens.back(), &sequence.held, sequence.adapter->set});
-    draws.push_back(draw_of(sequence));
-    places.push_back(static_cast<std::int64_t>(i));
   }
-  std::vector<SampledToken> own;
-  if (!rows.empty()) own = recorded_->step(rows, draws);
-  if (mesh.world_size() == 1) return own;
-  const TokenTable shape;
-  const auto count = static_cast<std::int64_t>(parts.size());
-  at::Tensor table = at::zeros({count, shape.width()}, at::kDouble);
-  for (std::size_t i = 0; i < own.size(); ++i) {
-    double* const row = table.mutable_data_ptr<double>() + places[i] * shape.width();
-    row[0] = own[i].id;
-    row[1] = own[i].logprob;
-    row[2] = own[i].sampled_logprob;
+  return rows;
+}
+
+Engine::Flight Engine::start(const std::vector<Part>& parts) {
+  Flight flight = flight_of(parts);
+  std::vector<Draw> draws;
+  for (const std::size_t i : flight.own) draws.push_back(draw_of(*parts[i].sequence));
+  if (!draws.empty()) recorded_->start(rows_of(flight, parts), draws);
+  return flight;
+}
+
+std::optional<Engine::Flight> Engine::start_ahead(const std::vector<Part>& parts) {
+  // The caches of a sequence that ends with the token before are a token further than it is.
+  const auto is_plain = [&](const Part& part) {
+    const Sequence& sequence = *part.sequence;
+    const Request& request = *sequence.request;
+    return sequence.output_size() + 2 <= request.max_new_tokens && !request.keep_state &&
+           sequence.conversation() < 0 && request.top_logprobs == 0 && !request.return_support &&
+           sequence.changes.are_none() && recorded_->can_go_on(sequence.held.tokens);
+  };
+  if (!scheduler_.goes_on_with(parts) || !std::all_of(parts.begin(), parts.end(), is_plain) ||
+      !scheduler_.reserve_next(parts))
+    return std::nullopt;
+  pool_.settle();
+  Flight flight = flight_of(parts);
+  if (!flight.own.empty()) recorded_->start_next(rows_of(flight, parts));
+  return flight;
+}
+
+void Engine::read(Flight& flight) {
+  if (flight.drawn) return;
+  flight.drawn.emplace();
+  if (!flight.own.empty()) *flight.drawn = recorded_->read();
+}
+
+void Engine::settle() {
+  if (ahead_) read(*ahead_);
+}
+
+std::vector<Part> Engine::parts_ahead() {
+  std::vector<Part> parts;
+  if (!ahead_) return parts;
+  for (const RequestId id : ahead_->ids) {
+    if (Sequence* const sequence = scheduler_.running(id)) parts.push_back({sequence, 1});
   }
-  mesh.world_group().all_reduce_sum(table);
+  if (parts.empty()) settle();
+  return parts;
+}
+
+std::vector<SampledToken> Engine::replay(const std::vector<Part>& parts, std::int64_t& version) {
+  Flight flight = ahead_ ? *std::exchange(ahead_, std::nullopt) : start(parts);
+  version = flight.version;
+  if (parts.size() == flight.ids.size() && !flight.drawn) ahead_ = start_ahead(parts);
+  read(flight);
+  const comm::Mesh& mesh = placed_.context.mesh;
+  std::vector<SampledToken> all(flight.ids.size());
+  if (mesh.world_size() == 1) {
+    all = *std::move(flight.drawn);
+  } else {
+    const TokenTable shape;
+    at::Tensor table = at::zeros({std::ssize(flight.ids), shape.width()}, at::kDouble);
+    for (std::size_t i = 0; i < flight.own.size(); ++i) {
+      double* const row = table.mutable_data_ptr<double>() +
+                          static_cast<std::int64_t>(flight.own[i]) * shape.width();
+      const SampledToken& token = flight.drawn->at(i);
+      row[0] = token.id;
+      row[1] = token.logprob;
+      row[2] = token.sampled_logprob;
+    }
+    mesh.world_group().all_reduce_sum(table);
+    for (std::size_t i = 0; i < all.size(); ++i)
+      all[i] = shape.read(table, static_cast<std::int64_t>(i), 0, false);
+  }
   std::vector<SampledToken> tokens;
-  for (std::int64_t i = 0; i < count; ++i) tokens.push_back(shape.read(table, i, 0, false));
+  std::size_t place = 0;
+  for (const Part& part : parts) {
+    while (flight.ids[place] != part.sequence->id) ++place;
+    tokens.push_back(std::move(all[place]));
+  }
   return tokens;
 }
 

@@ -19,6 +19,8 @@ class LogitChanges {
   /// After a token of the output.
   void saw(std::int32_t id);
   std::vector<LogitChange> now() const;
+  /// There are none now, nor after any token.
+  bool are_none() const { return tokens_.empty() && !has_penalties_ && output_ >= min_tokens_; }
 
  private:
   struct Token {

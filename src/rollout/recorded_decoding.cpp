@@ -85,6 +85,14 @@ RecordedDecoding::RecordedDecoding(assembly::ModelOnRanks& placed, CachePool& po
   if (AdapterTables::can_serve(placed)) tables_.emplace(placed, pool.size().slots);
 }
 
+RecordedDecoding::~RecordedDecoding() {
+  // A graph stays until it has run. An error of the device has been thrown by the step that saw it.
+  try {
+    for (Started& step : started_) step.drawn.wait();
+  } catch (const c10::Error&) {
+  }
+}
+
 void RecordedDecoding::forget() {
   forget_steps();
   if (tables_) tables_->forget();
@@ -126,8 +134,6 @@ RecordedDecoding::Step RecordedDecoding::make_step(
   step.real = at::empty({3, batch}, at::TensorOptions().dtype(at::kDouble).device(device));
   step.pages_host = at::full({batch, pool_.pages_of(longest + 1)}, -1, at::kInt);
   step.pages = at::empty(step.pages_host.sizes(), step.pages_host.options().device(device));
-  step.drawn_host =
-      at::empty({batch, 3}, at::TensorOptions().dtype(at::kDouble).pinned_memory(true));
   step.set = set;
   step.runs = at::empty({key.runs, 4}, at::TensorOptions().dtype(at::kInt).device(device));
   models::Model& model = *placed_.model;
@@ -210,7 +216,7 @@ RecordedDecoding::Numbers RecordedDecoding::numbers_of(const std::vector<Row>& r
   return {at::cat({tables.whole, places}), tables.real};
 }
 
-void RecordedDecoding::fill(Step& step, const std::vector<Row>& rows, Numbers numbers) const {
+void RecordedDecoding::fill_pages(Step& step, const std::vector<Row>& rows) const {
   const c10::Device device = placed_.context.device;
   const std::int64_t batch = step.whole.size(1), width = step.pages.size(1);
   const std::vector<std::int32_t> dummy = {pool_.dummy_page()};
@@ -225,9 +231,6 @@ void RecordedDecoding::fill(Step& step, const std::vector<Row>& rows, Numbers nu
     has_moved = true;
   }
   if (has_moved) step.pages.copy_(device::upload(step.pages_host.clamp_min(0), device));
-  bring(step.whole, step.known.whole, numbers.whole);
-  bring(step.real, step.known.real, numbers.real);
-  step.known = std::move(numbers);
 }
 
 RecordedDecoding::Key RecordedDecoding::key_of(const std::vector<Row>& rows,
@@ -249,12 +252,10 @@ RecordedDecoding::Key RecordedDecoding::key_of(const std::vector<Row>& rows,
   return key;
 }
 
-std::vector<SampledToken> RecordedDecoding::step(const std::vector<Row>& rows,
-                                                 const std::vector<Draw>& draws) {
+void RecordedDecoding::start(const std::vector<Row>& rows, const std::vector<Draw>& draws) {
   const ops::NoGradient guard;
   const bool plain =
       std::all_of(draws.begin(), draws.end(), [](const Draw& draw) { return draw.is_plain(); });
-  const auto count = static_cast<std::int64_t>(rows.size());
   const AdapterTables::Sets sets = sets_of(rows);
   Key key = key_of(rows, sets, plain);
   at::Tensor runs;
@@ -270,11 +271,32 @@ std::vector<SampledToken> RecordedDecoding::step(const std::vector<Row>& rows,
   const bool is_new = entry == steps_.end();
   if (is_new) entry = steps_.emplace(key, make_step(key, sets[0])).first;
   Step& step = entry->second;
-  fill(step, rows, numbers_of(rows, draws, key.batch));
+  fill_pages(step, rows);
+  Numbers numbers = numbers_of(rows, draws, key.batch);
+  bring(step.whole, step.known.whole, numbers.whole);
+  bring(step.real, step.known.real, numbers.real);
+  step.known = std::move(numbers);
   if (key.rank > 0) {
     bring(step.runs, step.known_runs, runs);
     step.known_runs = runs;
   }
+  queue(step, key, std::ssize(rows), plain ? std::vector<Draw>() : draws, is_new);
+}
+
+bool RecordedDecoding::can_go_on(std::int64_t tokens) const {
+  return length_bucket(tokens, capacity_) == length_bucket(tokens + 1, capacity_);
+}
+
+void RecordedDecoding::start_next(const std::vector<Row>& rows) {
+  const ops::NoGradient guard;
+  const Key key = started_.back().key;
+  Step& step = *started_.back().step;
+  fill_pages(step, rows);
+  queue(step, key, std::ssize(rows), {}, /*is_new=*/false);
+}
+
+void RecordedDecoding::queue(Step& step, const Key& key, std::int64_t count,
+                             std::vector<Draw> draws, bool is_new) {
   if (is_new) {
     // The first one queues its launches: what libraries set up on their first call is not recorded.
     run(step, key);
@@ -286,14 +308,28 @@ std::vector<SampledToken> RecordedDecoding::step(const std::vector<Row>& rows,
     }
     step.graph->replay();
   }
-  if (!plain) return sample(placed_.model->kernels(), step.logits.narrow(0, 0, count), draws);
-  step.drawn_host.copy_(step.drawn);
-  step.known.whole.narrow(0, kPosition, kLength - kPosition + 1)
-      .add_(step.known.whole.select(0, kIsReal));
+  std::vector<at::Tensor> drawn;
+  if (key.draws) {
+    drawn.push_back(step.drawn);
+    step.known.whole.narrow(0, kPosition, kLength - kPosition + 1)
+        .add_(step.known.whole.select(0, kIsReal));
+  }
+  started_.push_back({key, &step, count, std::move(draws), device::Download(drawn)});
+}
+
+std::vector<SampledToken> RecordedDecoding::read() {
+  const ops::NoGradient guard;
+  Started started = std::move(started_.front());
+  started_.pop_front();
+  const Step& step = *started.step;
+  if (!started.key.draws) {
+    return sample(placed_.model->kernels(), step.logits.narrow(0, 0, started.count), started.draws);
+  }
+  const at::Tensor drawn = started.drawn.wait().at(0);
   std::int64_t* const next = step.known.whole.select(0, kToken).mutable_data_ptr<std::int64_t>();
   std::vector<SampledToken> tokens;
-  for (std::int64_t i = 0; i < count; ++i) {
-    tokens.push_back(TokenTable{}.read(step.drawn_host, i, 0, false));
+  for (std::int64_t i = 0; i < started.count; ++i) {
+    tokens.push_back(TokenTable{}.read(drawn, i, 0, false));
     next[i] = tokens.back().id;
   }
   return tokens;

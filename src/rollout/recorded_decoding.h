@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "assembly/model_on_ranks.h"
+#include "device/download.h"
 #include "device/graph.h"
 #include "nn/adapters.h"
 #include "rollout/adapter_tables.h"
@@ -38,17 +40,27 @@ class RecordedDecoding {
   /// `placed` and `pool` outlive it. `batches`: see CacheOptions::graph_batches.
   RecordedDecoding(assembly::ModelOnRanks& placed, CachePool& pool, std::int64_t capacity,
                    std::vector<std::int64_t> batches = {});
+  ~RecordedDecoding();
 
   /// A step of so many rows has a graph.
   bool takes(std::int64_t rows) const { return batches_.empty() || rows <= batches_.back(); }
   /// Rows of these sets can share a step.
   bool can_mix(const AdapterTables::Sets& sets) const;
-  /// The next token of each sequence, by its draw, all with one set of adapters or none unless they
-  /// can mix; the caches are continued. At least one row.
-  std::vector<SampledToken> step(const std::vector<Row>& rows, const std::vector<Draw>& draws);
-  /// After the caches have moved.
+  /// Queues a step: the next token of each sequence, by its draw, all with one set of adapters or
+  /// none unless they can mix; the caches are continued. At least one row; after the tokens of all
+  /// steps before were read.
+  void start(const std::vector<Row>& rows, const std::vector<Draw>& draws);
+  /// Sequences of so many tokens that a step continues can be continued by start_next() after it.
+  bool can_go_on(std::int64_t tokens) const;
+  /// Queues the step after the one that was started last, for its sequences, which have room for
+  /// the token that it draws; `rows` are as they will be then, their tokens unknown. All of its
+  /// draws are plain.
+  void start_next(const std::vector<Row>& rows);
+  /// Tokens of the earliest step that was started and not read; waits for it, not for later ones.
+  std::vector<SampledToken> read();
+  /// After the caches have moved; all steps were read.
   void forget();
-  /// After parameters may have moved.
+  /// After parameters may have moved; all steps were read.
   void forget_if_moved();
 
  private:
@@ -71,7 +83,6 @@ class RecordedDecoding {
     at::Tensor runs, known_runs;              ///< See AdapterTables; the second on the host.
     at::Tensor logits;                        ///< [batch,V] of the last run.
     at::Tensor drawn;                         ///< [batch,3], see TokenTable, of plain draws.
-    at::Tensor drawn_host;                    ///< Pinned.
     std::unique_ptr<device::Graph> graph;
     at::Tensor exchange;  ///< Memory of ops::decode_step; undefined: the layers run one by one.
   };
@@ -85,14 +96,25 @@ class RecordedDecoding {
     auto operator<=>(const Key&) const = default;
   };
 
+  /// A step whose tokens were not read.
+  struct Started {
+    Key key;
+    Step* step;
+    std::int64_t count;       ///< Sequences.
+    std::vector<Draw> draws;  ///< Unless they are plain.
+    device::Download drawn;   ///< Of plain draws.
+  };
+
   Step make_step(const Key& key, const std::shared_ptr<const nn::AdapterSet>& set) const;
   void run(Step& step, const Key& key) const;
   /// Logits of the step's tokens, by the layers one after another.
   at::Tensor run_layers(const Step& step, const Key& key, const ops::CacheRows& rows) const;
   Numbers numbers_of(const std::vector<Row>& rows, const std::vector<Draw>& draws,
                      std::int64_t batch) const;
-  /// Brings the rows' numbers and pages to where the graph reads them.
-  void fill(Step& step, const std::vector<Row>& rows, Numbers numbers) const;
+  /// Brings the rows' pages to where the graph reads them.
+  void fill_pages(Step& step, const std::vector<Row>& rows) const;
+  /// Queues a step whose inputs are there; `draws` unless they are plain.
+  void queue(Step& step, const Key& key, std::int64_t count, std::vector<Draw> draws, bool is_new);
   /// The graph that the rows need, but for their runs; sets get slots.
   Key key_of(const std::vector<Row>& rows, const AdapterTables::Sets& sets, bool plain);
   void forget_steps();
@@ -106,6 +128,7 @@ class RecordedDecoding {
   std::pair<at::Tensor, at::Tensor> rotary_;  ///< See nn::CachedSequences.
   std::optional<AdapterTables> tables_;       ///< Unless the kernels read none.
   std::map<Key, Step> steps_;
+  std::deque<Started> started_;
   const device::Graph* neighbour_ = nullptr;  ///< All graphs share its memory.
   std::uint64_t fingerprint_ = 0;
 };

@@ -199,6 +199,24 @@ std::vector<Part> Scheduler::plan() {
   return parts;
 }
 
+Sequence* Scheduler::running(RequestId id) const {
+  const auto it = std::find_if(running_.begin(), running_.end(),
+                               [id](const auto& sequence) { return sequence->id == id; });
+  return it == running_.end() ? nullptr : it->get();
+}
+
+bool Scheduler::goes_on_with(const std::vector<Part>& parts) const {
+  const auto all = static_cast<std::int64_t>(running_.size());
+  return std::ssize(parts) == all && (waiting_.empty() || all >= limits_.sequences);
+}
+
+bool Scheduler::reserve_next(const std::vector<Part>& parts) {
+  return std::all_of(parts.begin(), parts.end(), [&](const Part& part) {
+    Holding& held = part.sequence->held;
+    return pool_.reserve(held, held.tokens + part.count + 1);
+  });
+}
+
 void Scheduler::passed(const std::vector<Part>& parts) {
   for (const Part& part : parts) {
     part.sequence->held.tokens += part.count;

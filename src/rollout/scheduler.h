@@ -42,6 +42,13 @@ class Scheduler {
   /// prompts, as many tokens as a pass takes, or one token of every other sequence; in turn where
   /// there are both. Where pages are short the youngest sequences are interrupted.
   std::vector<Part> plan();
+  /// The sequence of that id which has memory; null.
+  Sequence* running(RequestId id) const;
+  /// The next plan continues these sequences again, all that run, unless one ends: there is no
+  /// place for any that waits.
+  bool goes_on_with(const std::vector<Part>& parts) const;
+  /// Memory for the token after the one that each part reads; nobody gives way for it.
+  bool reserve_next(const std::vector<Part>& parts);
   /// After the pass.
   void passed(const std::vector<Part>& parts);
   /// It has ended: takes it out.

@@ -112,6 +112,26 @@ TEST(KernelTable, AKernelByNameAloneIsNeverChosenOtherwise) {
   EXPECT_EQ(table.get<Product>().number, 0);
 }
 
+TEST(KernelTable, AKernelForSomeShapesIsNotMissedByOthers) {
+  Registry registry;
+  KernelInfo whole = KernelInfo::cpu("cpu.whole");
+  whole.for_some_shapes = true;
+  registry.add<Product>(whole, {1}, {.refuse = refuse_wide});
+  registry.add<Product>(KernelInfo::cpu("cpu.parts"), {2});
+  const auto chosen = [&](std::int64_t width, const KernelPolicy& policy = {}) {
+    return KernelTable::choose(registry, {}, at::kFloat, {OpRequest::of<Product>({width})}, policy);
+  };
+  EXPECT_EQ(chosen(64).get<Product>().number, 1);
+  EXPECT_EQ(chosen(256).get<Product>().number, 2);
+  EXPECT_THAT(chosen(256).warnings(), IsEmpty());
+  try {
+    chosen(256, {.named = {{"product", "cpu.whole"}}});
+    FAIL() << "a kernel that was named is missed";
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("refused: cpu.whole: "));
+  }
+}
+
 TEST(KernelTable, TheReferenceOnAnAcceleratorIsRefusedUnlessAllowed) {
   const auto message = [](c10::ScalarType dtype) {
     try {

@@ -23,8 +23,8 @@ constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 /// Slots in no order, with free ones between them.
 std::vector<std::int64_t> scattered(std::int64_t batch) {
   std::vector<std::int64_t> slots(static_cast<std::size_t>(batch));
-  for (std::size_t b = 0; b < slots.size(); ++b)
-    slots[b] = 2 * ((static_cast<std::int64_t>(b) * 7 + 3) % batch) + 1;
+  for (std::int64_t b = 0; b < batch; ++b)
+    slots[static_cast<std::size_t>(b)] = 2 * ((batch + 2 - b) % batch) + 1;
   return slots;
 }
 

@@ -163,7 +163,7 @@ struct KeyReader {
 
 /// Writes the CTA's part of e.outputs and e.sums.
 template <int kRows>
-__device__ __forceinline__ void attend(const Multiplier<kRows>& m, const DecodeStepLayer& layer,
+__device__ __forceinline__ void attend(Multiplier<kRows>& m, const DecodeStepLayer& layer,
                                        const DecodeStepRows& rows, const Exchange& e,
                                        const Rounds& round) {
   using P = KeyPart<kRows>;
@@ -263,6 +263,7 @@ __device__ __forceinline__ void attend(const Multiplier<kRows>& m, const DecodeS
       sum += shared.sums[w][h].y * weight;
       o += shared.outputs[w][h][m.thread] * weight;
     }
+    m.note(part.row, o);
     store_word(outputs + h * D + m.thread, make_word(o, round.kind));
     if (m.thread == 0)
       store_words(sums + 2 * h, make_word(most, round.kind), make_word(sum, round.kind));
@@ -272,7 +273,7 @@ static_assert(kThreads == Shape::kHeadDim);
 
 /// Joins the parts of the CTA's columns of e.mixed.
 template <int kRows>
-__device__ __forceinline__ void join(const Multiplier<kRows>& m, const DecodeStepRows& rows,
+__device__ __forceinline__ void join(Multiplier<kRows>& m, const DecodeStepRows& rows,
                                      const Exchange& e, const Rounds& round) {
   using P = MixerPart<kRows>;
   using K = KeyPart<kRows>;
@@ -326,6 +327,7 @@ __device__ __forceinline__ void join(const Multiplier<kRows>& m, const DecodeSte
   }
   const float y =
       rounded(output / sum) * sigmoid(kRead * (at % 2 ? bf16_hi(gate[0]) : bf16_lo(gate[0])));
+  if (m.thread < C) m.note(part.row, y);
   const float next = __shfl_down_sync(~0u, y, 1);
   if (m.thread < C && column % 2 == 0)
     store_word(e.mixed + part.row * (kMixer / 2) + at / 2, make_word(y, next, round.layer));

@@ -34,8 +34,9 @@ struct Step {
 
   __device__ __forceinline__ bool is_wide() const { return m.cta < kWideCtas; }
   __device__ __forceinline__ bool owns() const { return is_wide() && m.thread < 8 * kRows; }
-  __device__ __forceinline__ void write_residual(u32* to, u32 round) const {
+  __device__ __forceinline__ void write_residual(u32* to, u32 round) {
     if (m.thread >= (8 * kRows + 31) / 32 * 32) return;
+    if (owns()) m.note(m.thread / 8, residual);
     const float next = __shfl_down_sync(~0u, residual, 1);
     if (owns() && m.thread % 2 == 0)
       store_word(to + m.thread / 8 * (kWidth / 2) + 4 * m.cta + m.thread % 8 / 2,
@@ -54,6 +55,7 @@ struct Step {
     for (int i = m.thread; i < kRows * 64; i += kThreads) {
       const int row = i / 64, column = i % 64;
       const float v = m.sum(row, column) * m.factor(row);
+      if (column < 2 * part.count) m.note(row, v);
       const float next = __shfl_down_sync(~0u, v, 1);
       if (column % 2 == 0 && column < 2 * part.count)
         store_word(to + row * words + part.first + column / 2, make_word(v, next, round.kind));
@@ -71,6 +73,7 @@ struct Step {
       const int pair = min(m.lane, 27);
       const float gate = m.sum(row, pair) * scale;
       const float y = gate / (1.f + __expf(-gate)) * (m.sum(row, pair + 28) * scale);
+      if (m.lane < 2 * part.count) m.note(row, y);
       const float next = __shfl_down_sync(~0u, y, 1);
       if (m.lane % 2 == 0 && m.lane < 2 * part.count)
         store_word(e.inner + row * (kInner / 2) + part.first + m.lane / 2,
@@ -138,6 +141,13 @@ struct Step {
               m.sum(row, column) * scales[i];
       }
       m.end();
+    }
+    // Words are finite: what was lost on the way is told by a logit of the row.
+    m.sync();
+    if (m.lost == 0) return;
+    for (int row = 0; row < kRows; ++row) {
+      if (m.lost >> row & 1)
+        rows.logits[static_cast<int64_t>(row) * model.vocabulary + 2 * part.first] = NAN;
     }
   }
 

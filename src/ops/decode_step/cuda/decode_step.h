@@ -14,6 +14,7 @@ struct DecodeStepShape {
   static constexpr int kDeltaHeads = 16, kDeltaHeadDim = 128, kConvWidth = 4;
   static constexpr int kHeads = 8, kKeyHeads = 2, kHeadDim = 256, kRotaryDim = 64;
   static constexpr int kMostLayers = 32, kMostRows = 8;
+  static constexpr int kCtas = 132;  ///< One a multiprocessor.
 };
 
 /// One decoder layer. Matrices are [out,in], weights contiguous and bf16 unless said otherwise.
@@ -35,7 +36,7 @@ struct DecodeStepLayer {
 };
 
 struct DecodeStepModel {
-  int layers = 0, vocabulary = 0;  ///< The vocabulary is even.
+  int layers = 0, vocabulary = 0;  ///< The vocabulary is even, at least 2 kCtas.
   float norm_offset = 0;           ///< Norms of the width and of q and k scale by offset + weight.
   float eps = 1e-6f;
   const void *norm = nullptr, *head = nullptr;  ///< [width], [vocabulary,width]
@@ -65,8 +66,8 @@ int64_t decode_step_words();
 constexpr int kDecodeStepHead = 32;
 
 /// Logits of the tokens; states and pages go on by them. Several rows may have one slot or write to
-/// one page only if nobody wants their logits. Numbers between products are clamped to +-2^64, NaN
-/// among them.
+/// one page only if nobody wants their logits. One logit at least of a row is NaN where a number
+/// between its products is not finite or beyond +-2^64.
 void decode_step(const DecodeStepModel& model, const DecodeStepRows& rows, uint32_t* exchange,
                  cudaStream_t stream);
 

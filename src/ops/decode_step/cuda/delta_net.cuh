@@ -49,8 +49,7 @@ struct History {
 /// Makes the CTA's columns of e.mixed. Returns a history to store when all CTAs have read theirs;
 /// without `from`: none.
 template <int kRows>
-__device__ __forceinline__ History delta_net(const Multiplier<kRows>& m,
-                                             const DecodeStepLayer& layer,
+__device__ __forceinline__ History delta_net(Multiplier<kRows>& m, const DecodeStepLayer& layer,
                                              const DecodeStepRows& rows, const Exchange& e,
                                              const Rounds& round) {
   using P = MixerPart<kRows>;
@@ -123,9 +122,13 @@ __device__ __forceinline__ History delta_net(const Multiplier<kRows>& m,
         float o[4] = {rounded(step.x), rounded(step.y), rounded(step.z), rounded(step.w)};
         float square = (o[0] * o[0] + o[1] * o[1]) + (o[2] * o[2] + o[3] * o[3]);
         square = lane_sum<kLanes>(square);
+        if (thread < kLanes) m.note(part.row, square);
         const float rstd = P::kParts == 1 ? rsqrtf(square / 128 + m.eps) : 1.f;
 #pragma unroll
-        for (int c = 0; c < 4; ++c) o[c] *= rstd * shared.gates[own + c];
+        for (int c = 0; c < 4; ++c) {
+          o[c] *= rstd * shared.gates[own + c];
+          if (thread < kLanes) m.note(part.row, o[c]);
+        }
         if (thread < kLanes)
           store_words(e.mixed + part.row * (kMixer / 2) + part.column() / 2 + 2 * thread,
                       make_word(o[0], o[1], round.layer), make_word(o[2], o[3], round.layer));

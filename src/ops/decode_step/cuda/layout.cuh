@@ -8,7 +8,7 @@ namespace heddle::ops::cuda::decode {
 
 using Shape = DecodeStepShape;
 
-constexpr int kCtas = 132;  ///< One a multiprocessor.
+constexpr int kCtas = Shape::kCtas;
 constexpr int kWarps = 8, kThreads = 32 * kWarps;
 
 constexpr int kWidth = Shape::kWidth, kInner = Shape::kInner;

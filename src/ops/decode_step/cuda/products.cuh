@@ -21,8 +21,15 @@ struct Multiplier {
   float offset, eps;  ///< Parameters of the norms.
   int cta, thread, warp, lane, g, t;
   int turn = 0;  ///< Number of the sums' copy.
+  /// Rows of which this thread met a number that is not finite or does not fit into a word, a bit
+  /// each.
+  u32 lost = 0;
 
   __device__ __forceinline__ void sync() const { named_sync(1, kThreads); }
+  /// Before `x` of the row becomes a word.
+  __device__ __forceinline__ void note(int row, float x) {
+    lost |= static_cast<u32>(!(fabsf(x) <= kLargest)) << row;
+  }
 
   /// This lane's parts of the next slot's row g: blocks of 32, of which it has 8 numbers. Returns
   /// the slot, for `release`.
@@ -87,7 +94,8 @@ struct Multiplier {
     float squares = 0;
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) squares += shared.squares[turn & 1][w][row];
-    return rsqrtf(squares / kWidth + eps);
+    // NaN where the sum is infinite, whose root would be 0.
+    return rsqrtf(squares / kWidth + eps) + (squares - squares);
   }
   __device__ __forceinline__ void norm(uint4 (&weights)[kBlocks], const void* norm) const {
 #pragma unroll

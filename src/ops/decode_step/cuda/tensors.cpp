@@ -137,6 +137,9 @@ std::optional<std::string> refuse(const DecodeStep::Dims& dims) {
   if (dims.layers > Shape::kMostLayers)
     return fmt::format("{} layers, the kernel takes {}", dims.layers, Shape::kMostLayers);
   if (dims.vocab_size % 2 != 0) return fmt::format("the vocabulary of {} is odd", dims.vocab_size);
+  if (dims.vocab_size < 2 * Shape::kCtas)
+    return fmt::format("the vocabulary has {} tokens, fewer than two for each of {} CTAs",
+                       dims.vocab_size, Shape::kCtas);
   if (!dims.has_output_gate) return "attention has no output gate";
   return std::nullopt;
 }
@@ -155,12 +158,12 @@ namespace heddle::ops::cuda {
 void add_decode_step(Registry& registry) {
   using namespace decode_step_cuda;
   KernelInfo info = KernelInfo::cuda("cuda.sm90.one_kernel", {c10::ScalarType::BFloat16});
-  // Values that are not finite are clamped on their way between CTAs, so that a model whose weights
-  // are broken would give wrong tokens where the layers' own kernels give an error.
-  info.only_by_name = true;
+  info.for_some_shapes = true;
   info.falls_back =
-      "the layers' own kernels for more than 8 sequences, rows with adapters, steps that are not "
-      "recorded, and where another kernel was chosen for one of its parts";
+      "the layers' own kernels for other shapes than Qwen3.5-0.8B's, more than 8 sequences, rows "
+      "with "
+      "adapters, steps that are not recorded, and where another kernel was chosen for one of its "
+      "parts";
   info.refuse_device = refuse_device;
   registry.add<DecodeStep>(info, {exchange, forward}, {.refuse = refuse});
 }

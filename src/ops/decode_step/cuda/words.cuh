@@ -10,8 +10,10 @@ namespace heddle::ops::cuda::decode {
 /// is 0, and this bit of the word's second number is free to hold the round's lowest bit.
 constexpr u32 kRoundBit = 1u << 30;
 constexpr float kStored = 0x1p-64f, kRead = 0x1p64f;
-/// A word is of 2^20 looks at most, a few seconds: a deadlock ends the program.
-constexpr int kMostLooks = 1 << 20;
+/// Numbers beyond it do not fit: words of them are clamped, as those of NaN are.
+constexpr float kLargest = 0x1p64f;
+/// A deadlock ends the program after some ten seconds.
+constexpr int kMostLooks = 1 << 24;
 
 __device__ __forceinline__ u32 make_word(float lo, float hi, u32 round) {
   constexpr float kMost = 1.9921875f;  // the largest bf16 below 2
