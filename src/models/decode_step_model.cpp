@@ -72,6 +72,7 @@ ops::DecodeStep::Model decode_step_model(Model& model, const nn::Cache& cache) {
   for (const Unit& unit : model.units()) {
     if (unit.name == "head") step.norm = unit.parameters.at(0)->data();
   }
+  step.embedding = model.embedding_weight().data();
   step.head = model.head_weight().data();
   step.norm_offset = model.config().norm_offset;
   step.eps = model.config().rms_norm_eps;

@@ -6,11 +6,12 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/mul.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <utility>
 
+#include "device/copy_stream.h"
 #include "device/upload.h"
 #include "models/decode_step_model.h"
 #include "nn/row_adapters.h"
@@ -35,10 +36,11 @@ std::int64_t batch_bucket(std::int64_t rows, const std::vector<std::int64_t>& ba
   return (rows + 31) / 32 * 32;
 }
 
-/// Copies `wanted` there unless it is what lies there.
-void bring(const at::Tensor& there, const at::Tensor& known, const at::Tensor& wanted) {
-  if (!known.defined() || !at::equal(known, wanted))
-    there.copy_(device::upload(wanted, there.device()));
+/// Copies `wanted` there unless it is what lies there; whether it did.
+bool bring(const at::Tensor& there, const at::Tensor& known, const at::Tensor& wanted) {
+  if (known.defined() && at::equal(known, wanted)) return false;
+  there.copy_(device::upload(wanted, there.device()));
+  return true;
 }
 
 AdapterTables::Sets sets_of(const std::vector<RecordedDecoding::Row>& rows) {
@@ -88,7 +90,9 @@ RecordedDecoding::RecordedDecoding(assembly::ModelOnRanks& placed, CachePool& po
 RecordedDecoding::~RecordedDecoding() {
   // A graph stays until it has run. An error of the device has been thrown by the step that saw it.
   try {
-    for (Started& step : started_) step.drawn.wait();
+    for (Started& step : started_) {
+      if (step.key.draws) step.done.synchronize();
+    }
   } catch (const c10::Error&) {
   }
 }
@@ -132,6 +136,8 @@ RecordedDecoding::Step RecordedDecoding::make_step(
   Step step;
   step.whole = at::empty({kWhole, batch}, at::TensorOptions().dtype(at::kLong).device(device));
   step.real = at::empty({3, batch}, at::TensorOptions().dtype(at::kDouble).device(device));
+  step.temperature = at::empty({batch}, step.real.options().dtype(at::kFloat));
+  step.told = at::zeros({2, batch, 3}, at::TensorOptions().dtype(at::kDouble).pinned_memory(true));
   step.pages_host = at::full({batch, pool_.pages_of(longest + 1)}, -1, at::kInt);
   step.pages = at::empty(step.pages_host.sizes(), step.pages_host.options().device(device));
   step.set = set;
@@ -173,21 +179,19 @@ void RecordedDecoding::run(Step& step, const Key& key) const {
   rows.pages = step.pages;
   rows.longest = key.longest;
   if (step.exchange.defined()) {
-    step.logits =
-        ops::decode_step(model.kernels(), models::decode_step_model(model, pool_.cache()),
-                         model.embed(step.whole.select(0, kToken)), rows, rotary_, step.exchange);
+    step.logits = ops::decode_step(model.kernels(), models::decode_step_model(model, pool_.cache()),
+                                   step.whole.select(0, kToken), rows, rotary_, step.exchange);
   } else {
     step.logits = run_layers(step, key, rows);
   }
   if (!key.draws) return;
-  const DrawTables tables{step.whole.narrow(0, 0, kDraws), step.real};
-  const ops::SampleTokens::Tokens tokens =
-      ops::sample_tokens(model.kernels(), tables.with(step.logits));
-  step.drawn = as_table(tokens);
-  const at::Tensor is_real = step.whole.select(0, kIsReal);
-  at::Tensor next_token = step.whole.select(0, kToken);
-  at::mul_out(next_token, tokens.ids, is_real);
-  step.whole.narrow(0, kPosition, kLength - kPosition + 1).add_(is_real);
+  const at::Tensor real = step.real;
+  ops::sample_and_go_on(
+      model.kernels(),
+      {step.logits, step.temperature, real.select(0, 1), real.select(0, 2), step.whole.select(0, 0),
+       step.whole.select(0, 1), step.whole.select(0, kPosition)},
+      {step.whole.select(0, kToken), step.whole.narrow(0, kPosition, kLength - kPosition + 1),
+       step.whole.select(0, kIsReal), step.told});
 }
 
 RecordedDecoding::Numbers RecordedDecoding::numbers_of(const std::vector<Row>& rows,
@@ -274,7 +278,8 @@ void RecordedDecoding::start(const std::vector<Row>& rows, const std::vector<Dra
   fill_pages(step, rows);
   Numbers numbers = numbers_of(rows, draws, key.batch);
   bring(step.whole, step.known.whole, numbers.whole);
-  bring(step.real, step.known.real, numbers.real);
+  if (bring(step.real, step.known.real, numbers.real))
+    step.temperature.copy_(step.real.select(0, 0));
   step.known = std::move(numbers);
   if (key.rank > 0) {
     bring(step.runs, step.known_runs, runs);
@@ -308,13 +313,16 @@ void RecordedDecoding::queue(Step& step, const Key& key, std::int64_t count,
     }
     step.graph->replay();
   }
-  std::vector<at::Tensor> drawn;
-  if (key.draws) {
-    drawn.push_back(step.drawn);
-    step.known.whole.narrow(0, kPosition, kLength - kPosition + 1)
-        .add_(step.known.whole.select(0, kIsReal));
-  }
-  started_.push_back({key, &step, count, std::move(draws), device::Download(drawn)});
+  const c10::Device device = placed_.context.device;
+  started_.push_back({key, &step, count, std::move(draws), {}, c10::Event(device.type())});
+  if (!key.draws) return;
+  Started& started = started_.back();
+  started.done.record(device::current_stream(device));
+  const std::int64_t* const positions =
+      step.known.whole.select(0, kPosition).const_data_ptr<std::int64_t>();
+  started.positions.assign(positions, positions + count);
+  step.known.whole.narrow(0, kPosition, kLength - kPosition + 1)
+      .add_(step.known.whole.select(0, kIsReal));
 }
 
 std::vector<SampledToken> RecordedDecoding::read() {
@@ -325,11 +333,13 @@ std::vector<SampledToken> RecordedDecoding::read() {
   if (!started.key.draws) {
     return sample(placed_.model->kernels(), step.logits.narrow(0, 0, started.count), started.draws);
   }
-  const at::Tensor drawn = started.drawn.wait().at(0);
+  started.done.synchronize();
   std::int64_t* const next = step.known.whole.select(0, kToken).mutable_data_ptr<std::int64_t>();
+  const at::Tensor told[] = {step.told.select(0, 0), step.told.select(0, 1)};
   std::vector<SampledToken> tokens;
   for (std::int64_t i = 0; i < started.count; ++i) {
-    tokens.push_back(TokenTable{}.read(drawn, i, 0, false));
+    const std::int64_t position = started.positions[static_cast<std::size_t>(i)];
+    tokens.push_back(TokenTable{}.read(told[position % 2], i, 0, false));
     next[i] = tokens.back().id;
   }
   return tokens;

@@ -9,8 +9,9 @@
 #include <utility>
 #include <vector>
 
+#include <c10/core/Event.h>
+
 #include "assembly/model_on_ranks.h"
-#include "device/download.h"
 #include "device/graph.h"
 #include "nn/adapters.h"
 #include "rollout/adapter_tables.h"
@@ -73,6 +74,7 @@ class RecordedDecoding {
 
   struct Step {
     at::Tensor whole, real;  ///< Numbers, on the device.
+    at::Tensor temperature;  ///< [batch] float32, of `real`.
     /// Contents of `whole` and `real`. Where tokens are drawn in the graph, it goes on to the next
     /// step's itself, so that nothing is brought there while the same sequences continue.
     Numbers known;
@@ -82,7 +84,7 @@ class RecordedDecoding {
     std::weak_ptr<const nn::AdapterSet> set;  ///< To tell a new one at the address of an old one.
     at::Tensor runs, known_runs;              ///< See AdapterTables; the second on the host.
     at::Tensor logits;                        ///< [batch,V] of the last run.
-    at::Tensor drawn;                         ///< [batch,3], see TokenTable, of plain draws.
+    at::Tensor told;                          ///< See ops::SampleTokens::Next, of plain draws.
     std::unique_ptr<device::Graph> graph;
     at::Tensor exchange;  ///< Memory of ops::decode_step; undefined: the layers run one by one.
   };
@@ -100,9 +102,10 @@ class RecordedDecoding {
   struct Started {
     Key key;
     Step* step;
-    std::int64_t count;       ///< Sequences.
-    std::vector<Draw> draws;  ///< Unless they are plain.
-    device::Download drawn;   ///< Of plain draws.
+    std::int64_t count;                   ///< Sequences.
+    std::vector<Draw> draws;              ///< Unless they are plain.
+    std::vector<std::int64_t> positions;  ///< Of plain draws.
+    c10::Event done;                      ///< Of a step with plain draws.
   };
 
   Step make_step(const Key& key, const std::shared_ptr<const nn::AdapterSet>& set) const;

@@ -57,21 +57,37 @@ class GpuRunAhead : public ::testing::Test {
       while (!engine.is_idle()) step(engine);
     }
   };
-  Run waiting(std::int64_t at_once) {
-    Engine engine = this->engine(at_once);
-    for (RequestId i = 0; i < kRequests; ++i) engine.submit(request_of(i, /*waits=*/true));
-    Run run;
-    run.finish(engine);
-    EXPECT_EQ(run.ahead, 0);
-    return run;
-  }
-  static void expect_like(const Completion& found, const Completion& other) {
-    EXPECT_EQ(found.output_ids, other.output_ids);
-    EXPECT_EQ(found.finish_reason, other.finish_reason);
-    ASSERT_EQ(found.logprobs.size(), other.logprobs.size());
-    // Other sequences are in the steps, with which bf16 rounds otherwise.
-    for (std::size_t t = 0; t < found.logprobs.size(); ++t)
-      EXPECT_NEAR(found.logprobs[t], other.logprobs[t], 0.05) << t;
+  /// Each answer ends where its request says, and its log-probabilities are those of one launched
+  /// pass over all of its tokens: had a step read another token or state, they would be far off.
+  void expect_right(const std::map<RequestId, Completion>& found) {
+    Engine judge(*placed_, nullptr, {.max_sequences = 4, .capacity = 80, .record_steps = false});
+    std::map<RequestId, RequestId> judged;
+    for (const auto& [id, completion] : found) {
+      SCOPED_TRACE(id);
+      Request request = request_of(id);
+      const std::vector<std::int32_t>& ids = completion.output_ids;
+      const auto stop = std::find_first_of(ids.begin(), ids.end(), request.stop_ids.begin(),
+                                           request.stop_ids.end());
+      if (completion.finish_reason == FinishReason::kStop) {
+        EXPECT_EQ(stop - ids.begin(), std::ssize(ids) - 1);
+      } else {
+        EXPECT_EQ(stop, ids.end());
+        EXPECT_EQ(std::ssize(ids) == request.max_new_tokens,
+                  completion.finish_reason == FinishReason::kLength);
+      }
+      request.prompt.insert(request.prompt.end(), ids.begin(), ids.end());
+      request.max_new_tokens = 0;
+      request.prompt_logprobs = 0;
+      judged[id] = judge.submit(std::move(request));
+    }
+    Run whole;
+    whole.finish(judge);
+    for (const auto& [id, completion] : found) {
+      const std::vector<double>& expected = whole.completions.at(judged.at(id)).prompt_logprobs;
+      const std::size_t first = expected.size() - completion.logprobs.size();
+      for (std::size_t t = 0; t < completion.logprobs.size(); ++t)
+        EXPECT_NEAR(completion.logprobs[t], expected[first + t], 0.1) << id << " " << t;
+    }
   }
 
   std::optional<assembly::ModelOnRanks> placed_;
@@ -80,44 +96,36 @@ class GpuRunAhead : public ::testing::Test {
 TEST_F(GpuRunAhead, SequencesEndAndOthersTakeTheirPlaces) {
   for (const std::int64_t at_once : {1, 3, 10}) {
     SCOPED_TRACE(at_once);
-    const Run expected = waiting(at_once);
     Engine engine = this->engine(at_once);
     for (RequestId i = 0; i < kRequests; ++i) engine.submit(request_of(i));
     Run run;
     run.finish(engine);
     EXPECT_GT(run.ahead, run.recorded / 2);
-    std::int64_t stopped = 0;
-    for (RequestId i = 0; i < kRequests; ++i) {
-      SCOPED_TRACE(i);
-      expect_like(run.completions.at(i), expected.completions.at(i));
-      stopped += run.completions.at(i).finish_reason == FinishReason::kStop;
-    }
+    EXPECT_EQ(std::ssize(run.completions), kRequests);
+    expect_right(run.completions);
+    const auto stopped = std::ranges::count_if(run.completions, [](const auto& completion) {
+      return completion.second.finish_reason == FinishReason::kStop;
+    });
     EXPECT_GT(stopped, 0);
   }
 }
 
 TEST_F(GpuRunAhead, RequestsComeAndGoInBetween) {
-  const Run expected = waiting(kRequests);
   Engine engine = this->engine(kRequests);
   for (RequestId i = 0; i < 6; ++i) engine.submit(request_of(i));
   Run run;
   while (run.ahead < 3) run.step(engine);
   const Completion aborted = engine.abort(0);
-  EXPECT_EQ(aborted.output_ids,
-            std::vector<std::int32_t>(
-                expected.completions.at(0).output_ids.begin(),
-                expected.completions.at(0).output_ids.begin() + std::ssize(aborted.output_ids)));
+  EXPECT_GE(std::ssize(aborted.output_ids), 3);
   engine.preempt(1);
   for (RequestId i = 6; i < kRequests; ++i) engine.submit(request_of(i));
   run.finish(engine);
-  for (RequestId i = 1; i < kRequests; ++i) {
-    SCOPED_TRACE(i);
-    expect_like(run.completions.at(i), expected.completions.at(i));
-  }
+  EXPECT_EQ(std::ssize(run.completions), kRequests - 1);
+  run.completions[0] = aborted;
+  expect_right(run.completions);
 }
 
 TEST_F(GpuRunAhead, TokensHaveTheVersionThatDrewThem) {
-  const Run expected = waiting(2);
   for (const LiveSequences live : {LiveSequences::kKeep, LiveSequences::kRecompute}) {
     Engine engine = this->engine(2);
     for (RequestId i = 0; i < 2; ++i) engine.submit(request_of(i));
@@ -128,9 +136,9 @@ TEST_F(GpuRunAhead, TokensHaveTheVersionThatDrewThem) {
     run.step(engine);
     engine.weights_changed(7, live);
     run.finish(engine);
+    expect_right(run.completions);
     for (RequestId i = 0; i < 2; ++i) {
       const Completion& found = run.completions.at(i);
-      expect_like(found, expected.completions.at(i));
       // The token of the prompt's pass and those of the steps after it.
       const auto& versions = found.weights_versions;
       EXPECT_TRUE(std::is_sorted(versions.begin(), versions.end()));
@@ -166,12 +174,21 @@ TEST_F(GpuRunAhead, AStateThatIsKeptIsNoTokenFurther) {
   next.max_new_tokens = 8;
   const RequestId again = engine.submit(next);
   run.finish(engine);
-  Engine fresh = this->engine(2);
+  EXPECT_GT(run.completions.at(again).cached_tokens, 20);
+  // From its kept state on, and from a prompt that is read at once.
+  Engine fresh(*placed_, nullptr, {.max_sequences = 2, .capacity = 80, .record_steps = false});
+  const Completion found = run.completions.at(again);
+  const std::size_t length = next.prompt.size();
+  next.prompt.insert(next.prompt.end(), found.output_ids.begin(), found.output_ids.end());
+  next.max_new_tokens = 0;
+  next.prompt_logprobs = 0;
   const RequestId alone = fresh.submit(next);
   Run other;
   other.finish(fresh);
-  EXPECT_GT(run.completions.at(again).cached_tokens, 20);
-  expect_like(run.completions.at(again), other.completions.at(alone));
+  for (std::size_t t = 0; t < found.logprobs.size(); ++t) {
+    EXPECT_NEAR(found.logprobs[t], other.completions.at(alone).prompt_logprobs[length + t], 0.1)
+        << t;
+  }
 }
 
 }  // namespace

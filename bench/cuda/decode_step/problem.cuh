@@ -59,6 +59,8 @@ struct CacheSizes {
 };
 
 /// Every fourth layer has attention.
+constexpr int64_t kTokens = 64;  ///< Rows of the embedding.
+
 inline DecodeStepModel make_model(int layers, int vocabulary, const CacheSizes& sizes) {
   const auto scaled = [](int64_t columns, int depth) {
     return random(columns * depth, std::sqrt(3.f / static_cast<float>(depth)));
@@ -66,6 +68,7 @@ inline DecodeStepModel make_model(int layers, int vocabulary, const CacheSizes& 
   DecodeStepModel m;
   m.layers = layers, m.vocabulary = vocabulary;
   m.norm_offset = 0.5f;
+  m.embedding = random(kTokens * kWidth, 1.f);
   m.norm = random(kWidth, 1.7f), m.head = scaled(vocabulary, kWidth);
   for (int l = 0; l < layers; ++l) {
     DecodeStepLayer& layer = m.layer[l];
@@ -128,9 +131,8 @@ struct Sequences {
   int rows, table_pages;
   std::vector<int64_t> slots_host, lengths_host;
   std::vector<int> pages_host;
-  int64_t *slots, *lengths;
+  int64_t *slots, *lengths, *tokens;
   int* pages;
-  bf16* hidden;
   float *cos, *sin, *logits;
 
   Sequences(int rows, const std::vector<int64_t>& of_lengths, const CacheSizes& sizes,
@@ -142,7 +144,7 @@ struct Sequences {
       pages_host.push_back(static_cast<int>((int64_t{i} * 17 + 5) % sizes.pages));
     slots = allocate<int64_t>(rows), lengths = allocate<int64_t>(rows);
     pages = allocate<int>(rows * table_pages);
-    hidden = allocate<bf16>(rows * kWidth);
+    tokens = allocate<int64_t>(rows);
     logits = allocate<float>(int64_t{rows} * vocabulary);
     check(cudaMemcpy(slots, slots_host.data(), static_cast<size_t>(rows) * 8,
                      cudaMemcpyHostToDevice));
@@ -162,17 +164,18 @@ struct Sequences {
     check(cudaMemcpy(sin, s.data(), s.size() * 4, cudaMemcpyHostToDevice));
     begin(0);
   }
-  /// Lengths and embeddings of step `step`.
+  /// Lengths and tokens of step `step`.
   void begin(int step) {
     std::vector<int64_t> now = lengths_host;
     for (int64_t& length : now) length += step;
     check(cudaMemcpy(lengths, now.data(), now.size() * 8, cudaMemcpyHostToDevice));
-    fill<<<64, 256>>>(hidden, int64_t{rows} * kWidth, 1234567u + static_cast<unsigned>(step), 1.f);
-    check(cudaGetLastError());
+    for (int row = 0; row < rows; ++row)
+      now[static_cast<size_t>(row)] = (5 + 11 * row + 3 * step) % kTokens;
+    check(cudaMemcpy(tokens, now.data(), now.size() * 8, cudaMemcpyHostToDevice));
   }
   DecodeStepRows step() const {
     DecodeStepRows r;
-    r.rows = rows, r.hidden = hidden, r.slots = slots, r.lengths = lengths, r.pages = pages;
+    r.rows = rows, r.tokens = tokens, r.slots = slots, r.lengths = lengths, r.pages = pages;
     r.table_pages = table_pages, r.page_tokens = kPageTokens;
     r.cos = cos, r.sin = sin, r.logits = logits;
     return r;

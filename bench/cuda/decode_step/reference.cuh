@@ -193,8 +193,14 @@ class Reference {
     const auto onto_residual = [&] {
       add<<<static_cast<unsigned>((width + 255) / 256), 256>>>(residual_, y_, x_, width);
     };
+    std::vector<int64_t> tokens(n);
+    check(cudaMemcpy(tokens.data(), rows.tokens, tokens.size() * 8, cudaMemcpyDeviceToHost));
     std::vector<bf16> hidden(static_cast<size_t>(width));
-    check(cudaMemcpy(hidden.data(), rows.hidden, hidden.size() * 2, cudaMemcpyDeviceToHost));
+    for (size_t row = 0; row < tokens.size(); ++row) {
+      check(cudaMemcpy(hidden.data() + row * kWidth,
+                       static_cast<const bf16*>(model_.embedding) + tokens[row] * kWidth,
+                       kWidth * sizeof(bf16), cudaMemcpyDeviceToHost));
+    }
     std::vector<double> wide;
     for (const bf16 v : hidden) wide.push_back(static_cast<double>(__bfloat162float(v)));
     check(cudaMemcpy(residual_, wide.data(), wide.size() * 8, cudaMemcpyHostToDevice));

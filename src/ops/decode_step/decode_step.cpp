@@ -18,13 +18,13 @@ at::Tensor decode_step_exchange(const KernelTable& kernels, const DecodeStep::Mo
 }
 
 at::Tensor decode_step(const KernelTable& kernels, const DecodeStep::Model& model,
-                       const at::Tensor& hidden, const CacheRows& rows,
+                       const at::Tensor& tokens, const CacheRows& rows,
                        const std::pair<at::Tensor, at::Tensor>& rotary,
                        const at::Tensor& exchange) {
-  TORCH_CHECK(hidden.dim() == 2 && exchange.defined() && hidden.size(0) == rows.count(),
-              "decode_step: embeddings of ", hidden.sizes(), " for ", rows.count(),
+  TORCH_CHECK(tokens.dim() == 1 && exchange.defined() && tokens.size(0) == rows.count(),
+              "decode_step: tokens of ", tokens.sizes(), " for ", rows.count(),
               " sequences, with the memory of decode_step_exchange");
-  return kernels.get<DecodeStep>().forward(model, hidden, rows, rotary, exchange);
+  return kernels.get<DecodeStep>().forward(model, tokens, rows, rotary, exchange);
 }
 
 void register_decode_step(Registry& registry) {

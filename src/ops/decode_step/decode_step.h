@@ -9,8 +9,8 @@
 
 namespace heddle::ops {
 
-/// A step of generation from the embeddings of the sequences' tokens to the logits, all layers of a
-/// dense hybrid model in one kernel.
+/// A step of generation from the sequences' tokens to the logits, all layers of a dense hybrid
+/// model in one kernel.
 struct DecodeStep {
   static constexpr const char* kName = "decode_step";
   struct Dims {
@@ -35,6 +35,7 @@ struct DecodeStep {
   };
   struct Model {
     std::vector<Layer> layers;
+    at::Tensor embedding;    ///< [V,H]
     at::Tensor norm, head;   ///< [H], [V,H]
     double norm_offset = 0;  ///< Norms but the gated one scale by this plus their weight.
     double eps = 0;
@@ -42,7 +43,7 @@ struct DecodeStep {
   struct Functions {
     /// Memory of the steps of so many sequences; undefined where the kernel does not take them.
     at::Tensor (*exchange)(const KernelTable&, const Model&, std::int64_t rows);
-    at::Tensor (*forward)(const Model&, const at::Tensor& hidden, const CacheRows&,
+    at::Tensor (*forward)(const Model&, const at::Tensor& tokens, const CacheRows&,
                           const std::pair<at::Tensor, at::Tensor>& rotary,
                           const at::Tensor& exchange);
   };
@@ -57,12 +58,12 @@ bool can_decode_in_one_step(const KernelTable& kernels);
 at::Tensor decode_step_exchange(const KernelTable& kernels, const DecodeStep::Model& model,
                                 std::int64_t rows);
 
-/// Logits [B,V] fp32 after one new token in each of B sequences, whose caches go on by it. `hidden`
-/// [B,H]: embeddings of the tokens. `rotary`: cos and sin of positions from 0 on, fp32. `exchange`:
+/// Logits [B,V] fp32 after one new token in each of B sequences, whose caches go on by it. `tokens`
+/// [B] int64. `rotary`: cos and sin of positions from 0 on, fp32. `exchange`:
 /// what decode_step_exchange gave for B rows. Sequences have slots and last pages of their own;
 /// rows that share one have no meaning. Not differentiable.
 at::Tensor decode_step(const KernelTable& kernels, const DecodeStep::Model& model,
-                       const at::Tensor& hidden, const CacheRows& rows,
+                       const at::Tensor& tokens, const CacheRows& rows,
                        const std::pair<at::Tensor, at::Tensor>& rotary, const at::Tensor& exchange);
 
 }  // namespace heddle::ops

@@ -11,6 +11,7 @@
 #include <span>
 #include <vector>
 
+#include "base/errors.h"
 #include "base/hash.h"
 #include "base/philox.h"
 #include "ops/autograd.h"
@@ -179,6 +180,16 @@ SampleTokens::Tokens sample_tokens(const KernelTable& kernels, const SampleToken
   check(inputs);
   const NoGradient guard;
   return kernels.get<SampleTokens>().forward(inputs);
+}
+
+void sample_and_go_on(const KernelTable& kernels, const SampleTokens::Inputs& inputs,
+                      const SampleTokens::Next& next) {
+  check(inputs);
+  const NoGradient guard;
+  const auto& functions = kernels.get<SampleTokens>();
+  if (functions.go_on == nullptr)
+    throw InternalError("sample_tokens: the kernel does not go on by itself");
+  functions.go_on(inputs, next);
 }
 
 void register_sampling(Registry& registry) {

@@ -27,8 +27,19 @@ struct SampleTokens {
     /// without cuts none. Undefined unless asked for.
     at::Tensor supports;
   };
+  /// Numbers of a step that goes on by itself, from which its next run begins. All but `told` are
+  /// on the device of the logits.
+  struct Next {
+    at::Tensor tokens;   ///< [B] int64: the drawn ids, 0 where is_real is.
+    at::Tensor counts;   ///< [n,B] int64: is_real is added. Positions may be among them.
+    at::Tensor is_real;  ///< [B] int64: 1 or 0.
+    /// [2,B,3] float64 in pinned memory of the host, which reads it while the next run goes on: id,
+    /// logprob and sampled logprob of a draw at position p are in [p % 2].
+    at::Tensor told;
+  };
   struct Functions {
     Tokens (*forward)(const Inputs&);
+    void (*go_on)(const Inputs&, const Next&) = nullptr;  ///< Null: only CUDA devices do.
   };
 };
 
@@ -38,5 +49,10 @@ struct SampleTokens {
 /// CounterRng(seed, "sample").uniform(position). Masses are whole numbers (mass.h), so every device
 /// draws the same token of the same logits, whatever the batch. Not differentiable.
 SampleTokens::Tokens sample_tokens(const KernelTable& kernels, const SampleTokens::Inputs& inputs);
+
+/// The same, without supports, with the tokens where the next run of a recorded step wants them.
+/// Throws InternalError where the kernel has no such form.
+void sample_and_go_on(const KernelTable& kernels, const SampleTokens::Inputs& inputs,
+                      const SampleTokens::Next& next);
 
 }  // namespace heddle::ops

@@ -154,7 +154,9 @@ struct Step {
   __device__ void run() {
     u32 step;
     load_words(step, e.step);
-    if (owns()) residual = number(rows.hidden, m.thread / 8 * kWidth + 8 * m.cta + m.thread % 8);
+    if (owns())
+      residual =
+          number(model.embedding, rows.tokens[m.thread / 8] * kWidth + 8 * m.cta + m.thread % 8);
     u32 attention = 0;  // layers
     for (int l = 0; l < model.layers; ++l) attention += model.layer[l].is_attention;
     const u32 layers = model.layers;

@@ -1,5 +1,5 @@
-// A step of generation of few sequences as one kernel, from the tokens' embeddings to the logits:
-// plain C++, no ATen.
+// A step of generation of few sequences as one kernel, from the tokens to the logits: plain C++, no
+// ATen.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -39,6 +39,7 @@ struct DecodeStepModel {
   int layers = 0, vocabulary = 0;  ///< The vocabulary is even, at least 2 kCtas.
   float norm_offset = 0;           ///< Norms of the width and of q and k scale by offset + weight.
   float eps = 1e-6f;
+  const void* embedding = nullptr;              ///< [tokens,width]
   const void *norm = nullptr, *head = nullptr;  ///< [width], [vocabulary,width]
   DecodeStepLayer layer[DecodeStepShape::kMostLayers];
 };
@@ -46,7 +47,7 @@ struct DecodeStepModel {
 /// The sequences of a step.
 struct DecodeStepRows {
   int rows = 0;                      ///< 1, 2, 4 or 8.
-  const void* hidden = nullptr;      ///< [rows,width] bf16: the tokens' embeddings.
+  const int64_t* tokens = nullptr;   ///< [rows]
   const int64_t* slots = nullptr;    ///< [rows], of recurrent states.
   const int64_t* lengths = nullptr;  ///< [rows]: tokens in the caches.
   const int* pages = nullptr;        ///< [rows,table_pages]

@@ -56,7 +56,7 @@ __device__ __forceinline__ void guarded_wait(u32 bar, u32 phase) {
         : "r"(bar), "r"(phase)
         : "memory");
     if (done) return;
-    if (looks > kMostLooks * 16) __trap();
+    if (looks > kMostLooks * 8) __trap();
   }
 }
 /// Place in the ring; the loading warp and the others go through the same slots in the same order.

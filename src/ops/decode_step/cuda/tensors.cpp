@@ -54,8 +54,8 @@ at::Tensor exchange(const KernelTable& kernels, const DecodeStep::Model& model, 
   const bool replaces =
       std::all_of(std::begin(kReplaced), std::end(kReplaced),
                   [&](const auto& own) { return chose(kernels, own.first, own.second); });
-  if (!has_rows || !replaces || !is_bf16(model.norm) || !is_bf16(model.head) ||
-      !std::all_of(model.layers.begin(), model.layers.end(), takes))
+  if (!has_rows || !replaces || !is_bf16(model.embedding) || !is_bf16(model.norm) ||
+      !is_bf16(model.head) || !std::all_of(model.layers.begin(), model.layers.end(), takes))
     return {};
   at::Tensor words =
       at::full({cuda::decode_step_words()}, -1, model.norm.options().dtype(at::kInt));
@@ -83,24 +83,25 @@ cuda::DecodeStepLayer layer_of(const DecodeStep::Layer& from) {
   return to;
 }
 
-at::Tensor forward(const DecodeStep::Model& model, const at::Tensor& hidden, const CacheRows& rows,
+at::Tensor forward(const DecodeStep::Model& model, const at::Tensor& tokens, const CacheRows& rows,
                    const std::pair<at::Tensor, at::Tensor>& rotary, const at::Tensor& exchange) {
-  const cuda::OnDevice on(hidden);
-  TORCH_CHECK(is_bf16(hidden) && rows.slots.is_contiguous() && rows.lengths.is_contiguous() &&
+  const cuda::OnDevice on(tokens);
+  TORCH_CHECK(is(tokens, at::kLong) && rows.slots.is_contiguous() && rows.lengths.is_contiguous() &&
                   rows.pages.is_contiguous() && is(rotary.first, at::kFloat) &&
                   is(rotary.second, at::kFloat) && exchange.numel() == cuda::decode_step_words(),
-              "decode_step: bf16 embeddings, fp32 cos and sin, and contiguous tables of sequences");
+              "decode_step: int64 tokens, fp32 cos and sin, and contiguous tables of sequences");
   at::Tensor logits =
-      at::empty({hidden.size(0), model.head.size(0)}, hidden.options().dtype(at::kFloat));
+      at::empty({tokens.size(0), model.head.size(0)}, tokens.options().dtype(at::kFloat));
   cuda::DecodeStepModel step;
   for (const DecodeStep::Layer& layer : model.layers) step.layer[step.layers++] = layer_of(layer);
   step.vocabulary = static_cast<int>(model.head.size(0));
   step.norm_offset = static_cast<float>(model.norm_offset);
   step.eps = static_cast<float>(model.eps);
+  step.embedding = model.embedding.const_data_ptr();
   step.norm = model.norm.const_data_ptr(), step.head = model.head.const_data_ptr();
   cuda::DecodeStepRows work;
-  work.rows = static_cast<int>(hidden.size(0));
-  work.hidden = hidden.const_data_ptr();
+  work.rows = static_cast<int>(tokens.size(0));
+  work.tokens = tokens.const_data_ptr<std::int64_t>();
   work.slots = rows.slots.const_data_ptr<std::int64_t>();
   work.lengths = rows.lengths.const_data_ptr<std::int64_t>();
   work.pages = rows.pages.const_data_ptr<std::int32_t>();

@@ -12,8 +12,8 @@ constexpr u32 kRoundBit = 1u << 30;
 constexpr float kStored = 0x1p-64f, kRead = 0x1p64f;
 /// Numbers beyond it do not fit: words of them are clamped, as those of NaN are.
 constexpr float kLargest = 0x1p64f;
-/// A deadlock ends the program after some ten seconds.
-constexpr int kMostLooks = 1 << 24;
+/// A deadlock ends the program, after most of a minute: tools that look at each access are slow.
+constexpr int kMostLooks = 1 << 26;
 
 __device__ __forceinline__ u32 make_word(float lo, float hi, u32 round) {
   constexpr float kMost = 1.9921875f;  // the largest bf16 below 2

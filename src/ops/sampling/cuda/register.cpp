@@ -10,7 +10,7 @@
 namespace heddle::ops::sample_tokens_cuda {
 namespace {
 
-SampleTokens::Tokens forward(const SampleTokens::Inputs& in) {
+SampleTokens::Tokens draw(const SampleTokens::Inputs& in, const SampleTokens::Next* next) {
   const cuda::OnDevice on(in.logits);
   const at::Tensor logits = cuda::with_unit_stride(in.logits);
   const std::int64_t B = logits.size(0), V = logits.size(1);
@@ -39,9 +39,26 @@ SampleTokens::Tokens forward(const SampleTokens::Inputs& in) {
   a.support = static_cast<int>(in.support);
   if (in.support > 0) a.supports = tokens.supports.mutable_data_ptr<std::int64_t>();
   a.workspace = workspace.mutable_data_ptr();
+  if (next != nullptr) {
+    TORCH_CHECK(next->tokens.is_contiguous() && next->counts.is_contiguous() &&
+                    next->is_real.is_contiguous() && next->told.is_contiguous() &&
+                    next->told.is_pinned() && next->told.numel() == 6 * B &&
+                    next->counts.size(1) == B,
+                "sample_tokens: contiguous numbers of ", B, " rows, told in pinned memory");
+    a.next_tokens = next->tokens.mutable_data_ptr<std::int64_t>();
+    a.counts = next->counts.mutable_data_ptr<std::int64_t>();
+    a.counted = static_cast<int>(next->counts.size(0));
+    a.is_real = next->is_real.const_data_ptr<std::int64_t>();
+    // One address for host and device.
+    a.told = next->told.mutable_data_ptr<double>();
+  }
   cuda::sample_tokens(a, on.stream());
   return tokens;
 }
+
+SampleTokens::Tokens forward(const SampleTokens::Inputs& in) { return draw(in, nullptr); }
+
+void go_on(const SampleTokens::Inputs& in, const SampleTokens::Next& next) { draw(in, &next); }
 
 }  // namespace
 
@@ -51,7 +68,7 @@ namespace heddle::ops::cuda {
 
 void add_sample_tokens(Registry& registry) {
   using namespace sample_tokens_cuda;
-  registry.add<SampleTokens>(KernelInfo::cuda("cuda.fused"), {forward});
+  registry.add<SampleTokens>(KernelInfo::cuda("cuda.fused"), {forward, go_on});
 }
 
 }  // namespace heddle::ops::cuda

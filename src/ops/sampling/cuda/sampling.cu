@@ -185,6 +185,17 @@ __global__ void __launch_bounds__(kChunkThreads)
   if (threadIdx.x == 0) a.candidate_counts[chunk] = before;
 }
 
+/// One thread of the row, after all have read its position.
+__device__ __forceinline__ void go_on(const SampleTokensArguments& in, int row, int id,
+                                      double logprob, double sampled_logprob) {
+  double* const told = in.told + ((in.positions[row] & 1) * in.batch + row) * 3;
+  told[0] = id, told[1] = logprob, told[2] = sampled_logprob;
+  const int64_t is_real = in.is_real[row];
+  in.next_tokens[row] = is_real ? id : 0;
+  for (int i = 0; i < in.counted; ++i)
+    in.counts[static_cast<int64_t>(i) * in.batch + row] += is_real;
+}
+
 template <class T>
 __global__ void __launch_bounds__(kDrawThreads) draw_kernel(const __grid_constant__ Arguments a) {
   const int row = blockIdx.x;
@@ -223,6 +234,7 @@ __global__ void __launch_bounds__(kDrawThreads) draw_kernel(const __grid_constan
       sampled = log(static_cast<double>(mass) / static_cast<double>(total));
     }
     a.in.sampled_logprobs[row] = sampled;
+    if (a.in.next_tokens != nullptr) go_on(a.in, row, id, logprob, sampled);
   }
 }
 
