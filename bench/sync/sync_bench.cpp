@@ -43,13 +43,17 @@ struct Settings {
   int repeats = 0;
 };
 
-/// Names and shapes of the weights of a dense Qwen3.5.
+/// Names and shapes of the weights of a Qwen3.5; with experts `intermediate` is the width of each.
 struct Shape {
   const char* name;
   std::int64_t hidden, layers, key_heads, value_heads, attention_heads, kv_heads, intermediate;
+  std::int64_t experts = 0;
+  bool is_tied = true;
 };
 constexpr Shape kShapes[] = {{"qwen3.5-0.8b", 1024, 24, 16, 16, 8, 2, 3584},
                              {"qwen3.5-4b", 2560, 32, 16, 32, 16, 4, 9216},
+                             {"qwen3.5-9b", 4096, 32, 16, 32, 16, 4, 12288, 0, false},
+                             {"qwen3.5-35b-a3b", 2048, 40, 16, 32, 16, 2, 512, 256, false},
                              {"tiny", 64, 4, 2, 4, 2, 1, 160}};
 
 std::vector<sync::TensorInfo> tensors_of(const std::string& name, c10::ScalarType dtype) {
@@ -63,15 +67,24 @@ std::vector<sync::TensorInfo> tensors_of(const std::string& name, c10::ScalarTyp
   const auto add = [&](const std::string& tensor, std::vector<std::int64_t> sizes) {
     all.push_back({tensor, std::move(sizes), dtype});
   };
-  add("embed_tokens", {name == "tiny" ? 4096 : 248320, s.hidden});
+  const std::int64_t vocabulary = name == "tiny" ? 4096 : 248320;
+  add("embed_tokens", {vocabulary, s.hidden});
+  if (!s.is_tied) add("lm_head", {vocabulary, s.hidden});
   add("norm", {s.hidden});
   for (std::int64_t k = 0; k < s.layers; ++k) {
     const std::string layer = fmt::format("layers.{}.", k);
     add(layer + "input_layernorm", {s.hidden});
     add(layer + "post_attention_layernorm", {s.hidden});
-    add(layer + "mlp.gate_proj", {s.intermediate, s.hidden});
-    add(layer + "mlp.up_proj", {s.intermediate, s.hidden});
-    add(layer + "mlp.down_proj", {s.hidden, s.intermediate});
+    if (s.experts > 0) {
+      add(layer + "mlp.gate", {s.experts, s.hidden});
+      add(layer + "mlp.experts.gate_up_proj", {s.experts, 2 * s.intermediate, s.hidden});
+      add(layer + "mlp.experts.down_proj", {s.experts, s.hidden, s.intermediate});
+      add(layer + "mlp.shared_expert_gate", {1, s.hidden});
+    }
+    const std::string mlp = layer + (s.experts > 0 ? "mlp.shared_expert." : "mlp.");
+    add(mlp + "gate_proj", {s.intermediate, s.hidden});
+    add(mlp + "up_proj", {s.intermediate, s.hidden});
+    add(mlp + "down_proj", {s.hidden, s.intermediate});
     if (k % 4 == 3) {
       add(layer + "self_attn.q_proj", {2 * s.attention_heads * kHeadDim, s.hidden});
       add(layer + "self_attn.k_proj", {s.kv_heads * kHeadDim, s.hidden});
