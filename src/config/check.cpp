@@ -201,13 +201,6 @@ class Checker {
            "the reference's distribution is over all tokens, the policy's over those that "
            "rollout.top_k, top_p and min_p leave: expected 0 with these, or none of them");
     }
-    if (c_.rollout.has_cuts() && rl.finds_anchor()) {
-      fail("rl.old_logprobs",
-           "recompute with rl.sync_every or rl.epochs above 1, rl.correction.is_batch_normalize, "
-           "rs_denominator drop or rl.router_replay r2 asks for log-probabilities over all tokens, "
-           "and the policy's are over those that rollout.top_k, top_p and min_p leave: expected "
-           "none of these cuts, or none of those keys");
-    }
     if (rl.old_logprobs == OldLogprobs::kLogLinear && rl.mode == RlMode::kSync) {
       fail("rl.old_logprobs",
            "loglinear goes by how many versions old a token is, and in rl.mode sync none is: "

@@ -4,7 +4,6 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 
@@ -15,27 +14,21 @@
 #include "device/upload.h"
 #include "objective/language_model.h"
 #include "objective/sequence_sums.h"
+#include "objective/support_table.h"
 #include "ops/autograd.h"
 
 namespace heddle::objective {
 namespace {
 
 /// The supports of the labels of `rows` as TokenLogprobs takes them; undefined without any.
-at::Tensor support_of(const std::vector<std::vector<std::int32_t>>& supports,
-                      const LocalBatch& batch, const LossRows& rows, c10::Device device) {
+at::Tensor support_of(const Supports& supports, const LocalBatch& batch, const LossRows& rows,
+                      c10::Device device) {
   if (supports.empty() || rows.tokens.empty()) return {};
   const std::vector<std::int64_t> places = batch.places_of_tokens();
-  const auto of_row = [&](std::size_t i) -> const std::vector<std::int32_t>& {
-    return supports[static_cast<std::size_t>(places[static_cast<std::size_t>(rows.tokens[i])])];
-  };
-  std::size_t widest = 1;
-  for (std::size_t i = 0; i < rows.tokens.size(); ++i) widest = std::max(widest, of_row(i).size());
-  at::Tensor table =
-      at::full({std::ssize(rows.tokens), static_cast<std::int64_t>(widest)}, -1, at::kLong);
-  auto* entry = table.mutable_data_ptr<std::int64_t>();
-  for (std::size_t i = 0; i < rows.tokens.size(); ++i, entry += widest)
-    std::ranges::copy(of_row(i), entry);
-  return device::upload(table, device);
+  std::vector<std::int64_t> own;
+  for (const std::int64_t token : rows.tokens)
+    own.push_back(places[static_cast<std::size_t>(token)]);
+  return support_table(supports, own, device);
 }
 
 /// Appends a row's column to that of the batch, from token `first` on.

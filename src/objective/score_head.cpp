@@ -2,6 +2,8 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/nonzero.h>
+#include <ATen/ops/zeros.h>
 
 #include "device/upload.h"
 #include "objective/last_token.h"
@@ -13,8 +15,35 @@ namespace heddle::objective {
 
 using models::Head;
 
+namespace {
+
+/// Scores of the rows that have a support.
+ScoreResult score_over(Model& model, ops::LinearCrossEntropy::Inputs inputs,
+                       const at::Tensor& support) {
+  const auto wide = inputs.hidden.options().dtype(model.context().wide_dtype());
+  const std::int64_t rows = inputs.hidden.size(0);
+  ScoreResult result;
+  result.logprobs = at::zeros({rows}, wide);
+  if (inputs.want_entropy) result.entropy = at::zeros({rows}, wide);
+  const at::Tensor with = at::nonzero(support.select(1, 0).ge(0)).squeeze(1);
+  if (with.numel() == 0) return result;
+  inputs.hidden = inputs.hidden.index_select(0, with);
+  inputs.labels = inputs.labels.index_select(0, with);
+  inputs.support = support.index_select(0, with);
+  inputs.all_rows_labelled = true;
+  const auto scored = ops::linear_cross_entropy(model.kernels(), inputs, false, false);
+  const auto put = [&](at::Tensor& all, const at::Tensor& found) {
+    all.index_copy_(0, with, found.to(all.scalar_type()));
+  };
+  put(result.logprobs, scored.logprobs);
+  if (inputs.want_entropy) put(result.entropy, scored.entropy);
+  return result;
+}
+
+}  // namespace
+
 ScoreResult score_head(Model& model, const at::Tensor& hidden, const data::Batch& batch,
-                       const ScoreRequest& request) {
+                       const ScoreRequest& request, const at::Tensor& support) {
   const ops::NoGradient guard;
   const auto wide = model.context().wide_dtype();
   ScoreResult result;
@@ -26,6 +55,7 @@ ScoreResult score_head(Model& model, const at::Tensor& hidden, const data::Batch
     inputs.weight = model.head_weight().data();
     inputs.labels = device::upload(batch.labels.narrow(0, own.first, own.count), hidden.device());
     inputs.want_entropy = request.entropy;
+    if (support.defined()) return score_over(model, inputs, support);
     const auto scored = ops::linear_cross_entropy(model.kernels(), inputs, false, false);
     result.logprobs = scored.logprobs;
     result.entropy = scored.entropy;

@@ -19,7 +19,10 @@ struct ScoreResult {
                         ///< where there is no label; undefined unless asked for.
   at::Tensor outputs;   ///< Classification: logits [S, num_labels]; embedding: [S, H].
 };
+/// `support` [T/tp,k] int64, for a language model: the tokens that the distribution of each label
+/// of this rank's rows is over, then -1; rows with none are not scored, and have 0. Undefined: all
+/// tokens.
 ScoreResult score_head(Model& model, const at::Tensor& hidden, const data::Batch& batch,
-                       const ScoreRequest& request);
+                       const ScoreRequest& request, const at::Tensor& support = {});
 
 }  // namespace heddle::objective

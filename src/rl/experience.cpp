@@ -295,6 +295,14 @@ std::vector<std::vector<double>> Experience::advantages() const {
   return all;
 }
 
+std::vector<objective::Supports> Experience::supports() const {
+  std::vector<objective::Supports> supports;
+  if (!config_.rollout.has_cuts()) return supports;
+  for (std::size_t i = 0; i < rows_.size(); ++i)
+    supports.push_back(at_labels(i, rows_[i].trajectory->supports));
+  return supports;
+}
+
 std::vector<objective::PolicyRow> Experience::policy_rows(std::int64_t version) const {
   const bool is_bypass = config_.rl.old_logprobs == config::OldLogprobs::kRollout;
   const bool has_kl_loss =

@@ -10,6 +10,7 @@
 #include "data/loader/loader.h"
 #include "objective/advantages.h"
 #include "objective/policy.h"
+#include "objective/support_table.h"
 #include "objective/value.h"
 #include "rl/group.h"
 #include "rl/prompts.h"
@@ -36,6 +37,8 @@ class Experience {
   void set_experts(std::vector<at::Tensor> experts) { experts_ = std::move(experts); }
   /// By row the experts that updates take, as above; empty if the trainer's routers choose.
   std::vector<at::Tensor> experts() const;
+  /// By row the supports of its labels, the token after each; empty without cuts.
+  std::vector<objective::Supports> supports() const;
   /// Finds, once the anchor is set, what options.rejection leaves out and the mean of the
   /// importance weights. What is left out takes part in no step from now on.
   void correct(const objective::PolicyOptions& options);

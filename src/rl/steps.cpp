@@ -203,13 +203,15 @@ void Steps::find_anchor() {
   const bool records = config_.rl.router_replay == config::RouterReplay::kR2;
   std::vector<at::Tensor> experts;
   experience_->set_anchor(scores(setup_.placed, /*with_adapters=*/true,
-                                 records ? &experts : nullptr, experience_->experts()));
+                                 records ? &experts : nullptr, experience_->experts(),
+                                 experience_->supports()));
   if (records) experience_->set_experts(std::move(experts));
 }
 
 std::vector<train::RowScore> Steps::scores(const assembly::ModelOnRanks& model, bool with_adapters,
                                            std::vector<at::Tensor>* experts,
-                                           std::span<const at::Tensor> given) const {
+                                           std::span<const at::Tensor> given,
+                                           std::span<const objective::Supports> supports) const {
   train::Scorer scorer(model, with_adapters);
   const std::int64_t ranks = setup_.placed.context.mesh.data_size(),
                      most = config_.train.micro_batch_tokens * ranks;
@@ -224,7 +226,8 @@ std::vector<train::RowScore> Steps::scores(const assembly::ModelOnRanks& model, 
     for (train::RowScore& score :
          scorer.score(part, {.temperature = config_.rollout.temperature},
                       experts != nullptr ? &chosen : nullptr,
-                      given.empty() ? given : given.subspan(first, last - first)))
+                      given.empty() ? given : given.subspan(first, last - first),
+                      supports.empty() ? supports : supports.subspan(first, last - first)))
       scores.push_back(std::move(score));
     if (experts == nullptr) continue;
     std::vector<std::int64_t> of_ranks(static_cast<std::size_t>(ranks));

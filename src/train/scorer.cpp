@@ -93,6 +93,7 @@ std::size_t Scorer::first_row(std::size_t count, std::int64_t rank) const {
 }
 
 ScoreResult Scorer::score_locally(const LocalBatch& local, const ScoreRequest& request,
+                                  const objective::Supports& supports,
                                   std::vector<at::Tensor>* experts) {
   Model& model = *placed_.model;
   const parallel::Acquired ends = assembly::acquire_ends(placed_.sharding.get(), model);
@@ -107,12 +108,25 @@ ScoreResult Scorer::score_locally(const LocalBatch& local, const ScoreRequest& r
   }
   const at::Tensor hidden = objective::evaluate_hidden(model, *placed_.pipeline, local, experts);
   if (!hidden.defined()) return {};
-  return objective::score_head(model, hidden, local.device, request);
+  at::Tensor support;
+  if (!supports.empty()) {
+    // Tokens that fill a batch up have none.
+    std::vector<std::int64_t> places = local.places_of_tokens();
+    for (std::int64_t& place : places) place = std::min(place, std::ssize(supports) - 1);
+    const ops::Rows own = ops::own_rows(std::ssize(places), model.tensor_group());
+    support = objective::support_table(
+        supports,
+        std::span<const std::int64_t>(places).subspan(static_cast<std::size_t>(own.first),
+                                                      static_cast<std::size_t>(own.count)),
+        hidden.device());
+  }
+  return objective::score_head(model, hidden, local.device, request, support);
 }
 
 std::vector<RowScore> Scorer::score(Rows rows, const ScoreRequest& request,
                                     std::vector<at::Tensor>* experts,
-                                    std::span<const at::Tensor> given) {
+                                    std::span<const at::Tensor> given,
+                                    std::span<const objective::Supports> supports) {
   const ops::NoGradient guard;
   const Model& model = *placed_.model;
   check_rows(rows, model.config().vocab_size);
@@ -135,7 +149,15 @@ std::vector<RowScore> Scorer::score(Rows rows, const ScoreRequest& request,
     batch.experts = at::cat(std::vector<at::Tensor>(own.begin(), own.end())).t().contiguous();
   }
   const LocalBatch local(model, batch, with_adapters_ ? placed_.adapters.get() : nullptr);
-  const ScoreResult scored = score_locally(local, request, experts);
+  objective::Supports of_tokens_here;
+  if (!supports.empty()) {
+    for (std::int64_t row = first; row < last; ++row) {
+      const objective::Supports& own = supports[static_cast<std::size_t>(row)];
+      of_tokens_here.insert(of_tokens_here.end(), own.begin(), own.end());
+    }
+    of_tokens_here.emplace_back();
+  }
+  const ScoreResult scored = score_locally(local, request, of_tokens_here, experts);
   const bool with_entropies = is_language_model && request.entropy;
   // Each entry is known to one rank: the sum fills the others in.
   at::Tensor table = at::zeros({with_entropies ? 2 : 1, begin.back()}, at::kDouble);

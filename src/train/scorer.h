@@ -6,6 +6,7 @@
 
 #include "assembly/model_on_ranks.h"
 #include "objective/score_head.h"
+#include "objective/support_table.h"
 
 namespace heddle::train {
 
@@ -34,17 +35,20 @@ class Scorer {
   /// outside the vocabulary. `experts`: gets those of the rows of this data rank, as first_row()
   /// divides them, see Pipeline::evaluate. `given`: by row the experts [tokens, choices] int16 that
   /// its tokens take, as the columns of data::Batch::experts; empty: the routers choose.
+  /// `supports`: by row those of its labels, the token after each; a log-probability then is that
+  /// within the support, and 0 where there is none. Empty: all are over all tokens.
   std::vector<RowScore> score(std::span<const std::vector<std::int32_t>> rows,
                               const ScoreRequest& request,
                               std::vector<at::Tensor>* experts = nullptr,
-                              std::span<const at::Tensor> given = {});
+                              std::span<const at::Tensor> given = {},
+                              std::span<const objective::Supports> supports = {});
   /// The first of `count` rows that data rank `rank` scores; of the next one, where its end is.
   std::size_t first_row(std::size_t count, std::int64_t rank) const;
 
  private:
   /// Numbers of this rank's tokens and rows; none where the last stage is elsewhere.
   ScoreResult score_locally(const LocalBatch& local, const ScoreRequest& request,
-                            std::vector<at::Tensor>* experts);
+                            const objective::Supports& supports, std::vector<at::Tensor>* experts);
 
   const assembly::ModelOnRanks& placed_;
   bool with_adapters_;

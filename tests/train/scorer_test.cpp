@@ -114,6 +114,61 @@ TEST_F(ScorerTest, AStepTellsTheMeanEntropyOfItsTokens) {
   EXPECT_NEAR(steps[0].at("entropy").get<double>(), summary.at("mean_entropy").get<double>(), 1e-4);
 }
 
+TEST_F(ScorerTest, LogprobsWithinASupportAreThoseOfAllTokensButForItsShare) {
+  const std::vector<std::vector<std::int32_t>> rows = {{5, 77, 9, 4}, {3, 8}, {1, 2, 3, 4, 5, 6}};
+  // Of some labels; a longer one and one that is the label alone among them.
+  std::vector<objective::Supports> supports;
+  for (const auto& row : rows) supports.emplace_back(row.size());
+  supports[0][1] = {2, 9, 4000, 17};
+  supports[0][2] = {4};
+  supports[2][0] = {2, 3};
+  supports[2][4] = {6, 5, 4, 3, 2, 1};
+  // The same on one rank and on ranks that divide rows and tokens.
+  std::vector<std::vector<double>> all;
+  for (const auto& [ranks, degree] : {std::pair<int, std::string>{1, "parallel.dp=1"},
+                                      {2, "parallel.dp=2"},
+                                      {2, "parallel.tp=2"},
+                                      {2, "parallel.cp=2"}}) {
+    std::vector<double> found;
+    const auto errors = testing::run_ranks(ranks, [&](const std::shared_ptr<comm::World>& world) {
+      const std::vector<std::string> words = {degree, "model.dtype=float32", "device.name=cpu",
+                                              "device.threads=1"};
+      const config::RunConfig layout =
+          config::parse("", "test", words, config::Completeness::kPartial);
+      const assembly::ModelOnRanks model = assembly::place(
+          assembly::recipe_of_directory(dir_ / "sharp", "", assembly::Head::kLanguageModel,
+                                        assembly::Purpose::kScore),
+          assembly::make_context(layout, world));
+      train::Scorer scorer(model);
+      const objective::ScoreRequest request{.temperature = 0.7};
+      const auto over = scorer.score(rows, request, nullptr, {}, supports);
+      for (std::size_t r = 0; r < rows.size(); ++r) {
+        for (std::size_t t = 0; t + 1 < rows[r].size(); ++t) {
+          // log p(label) less log p(support), each token's by a row that ends with it.
+          double expected = 0, share = 0;
+          for (const std::int32_t id : supports[r][t]) {
+            std::vector<std::int32_t> other(rows[r].begin(),
+                                            rows[r].begin() + static_cast<std::ptrdiff_t>(t) + 1);
+            other.push_back(id);
+            const double logprob = scorer.score({{other}}, request)[0].logprobs.back();
+            share += std::exp(logprob);
+            if (id == rows[r][t + 1]) expected = logprob;
+          }
+          if (!supports[r][t].empty()) expected -= std::log(share);
+          EXPECT_NEAR(over[r].logprobs[t + 1], expected, 2e-5) << r << " " << t;
+          if (world->rank() == 0) found.push_back(over[r].logprobs[t + 1]);
+        }
+      }
+    });
+    for (const std::string& error : errors) EXPECT_EQ(error, "");
+    all.push_back(found);
+  }
+  for (const std::vector<double>& found : all) {
+    ASSERT_EQ(found.size(), all[0].size());
+    for (std::size_t i = 0; i < found.size(); ++i) EXPECT_NEAR(found[i], all[0][i], 2e-5) << i;
+  }
+}
+
 TEST_F(ScorerTest, BatchesShareOnePipeline) {
   const auto errors = testing::run_ranks(2, [&](const std::shared_ptr<comm::World>& world) {
     const std::vector<std::string> settings = {"parallel.pp=2", "model.dtype=float32",
