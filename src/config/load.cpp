@@ -239,6 +239,14 @@ std::string name_of_run(const RunConfig& config, std::span<const std::string> ov
                      number.substr(0, 6));
 }
 
+/// Ranks that only generate hold several versions of an adapter: nothing pauses or is read again.
+bool can_pin(const RunConfig& config) {
+  return config.rl.mode == RlMode::kAsync && config.rl.is_disaggregated() &&
+         config.train.method == Method::kLora && config.adapter.modules_to_save.empty() &&
+         !config.rollout.merge_adapter && !config.rollout.release_memory &&
+         !config.rl.deterministic;
+}
+
 /// Defaults that follow from other keys, so that a printed configuration shows what will really be
 /// used.
 void fill_in(RunConfig& config, const std::string& name, std::span<const std::string> overrides,
@@ -264,6 +272,7 @@ void fill_in(RunConfig& config, const std::string& name, std::span<const std::st
     config.dpo.beta = 2;
   if (config.dpo.loss == objective::DpoLoss::kOrpo && !config.is_set("dpo.sft_weight"))
     config.dpo.sft_weight = 1;
+  if (!config.is_set("rl.update_mode") && can_pin(config)) config.rl.update_mode = UpdateMode::kPin;
   if (!config.is_set("adapter.seed")) config.adapter.seed = config.train.seed;
 }
 

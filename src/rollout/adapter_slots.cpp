@@ -20,9 +20,15 @@ AdapterSlots::AdapterSlots(assembly::ModelOnRanks& placed, const adapters::LoraS
   for (std::int64_t i = 0; i < count; ++i) {
     auto set = std::make_shared<adapters::LoraSet>(ckpt::adaptable(*placed.model), modules,
                                                    like.options(), placed.context);
+    // Replicas divide among them what is trained, and have all of the rest: as they have of `like`.
+    std::vector<bool> trained;
+    like.visit_parameters([&](nn::Parameter& factor) { trained.push_back(factor.trainable()); });
+    std::size_t next = 0;
+    set->visit_parameters([&](nn::Parameter& factor) { factor.set_trainable(trained.at(next++)); });
     if (placed.sharding) assembly::shard_adapters(*placed.model, *set, *placed.sharding);
     sets_.push_back(std::move(set));
   }
+  if (placed.sharding) placed.sharding->freeze_untrained();
 }
 
 adapters::LoraSet* AdapterSlots::free_set(Engine& engine) {

@@ -145,6 +145,26 @@ TEST(Config, DefaultsThatFollowFromOtherKeysAreFilledIn) {
   EXPECT_EQ(parse(kSmall, "f", given).adapter.seed, 3u);
 }
 
+TEST(Config, AdaptersOfRanksThatGenerateArePinnedUnlessSomethingElseIsAsked) {
+  const auto mode = [](std::vector<std::string> more) {
+    more.insert(more.end(),
+                {"train.objective=policy", "rl.mode=async", "rl.reward.verifiers.exact=1"});
+    return parse(kSmall, "f", more).rl.update_mode;
+  };
+  const std::vector<std::string> lora = {"train.method=lora", "rl.rollout_ranks=1"};
+  const auto with = [&](const std::string& word) {
+    std::vector<std::string> words = lora;
+    words.push_back(word);
+    return mode(words);
+  };
+  EXPECT_EQ(mode(lora), UpdateMode::kPin);
+  EXPECT_EQ(mode({"rl.rollout_ranks=1"}), UpdateMode::kRecompute);
+  EXPECT_EQ(mode({"train.method=lora"}), UpdateMode::kRecompute);
+  EXPECT_EQ(with("rl.update_mode=recompute"), UpdateMode::kRecompute);
+  EXPECT_EQ(with("rl.update_mode=keep"), UpdateMode::kKeep);
+  EXPECT_EQ(with("rollout.merge_adapter=true"), UpdateMode::kRecompute);
+}
+
 // Each loss of preference tuning begins with what its paper and other programs use.
 TEST(Config, LossesOfPreferenceTuningHaveDefaultsOfTheirOwn) {
   const auto dpo = [](const std::vector<std::string>& settings) {
