@@ -239,12 +239,13 @@ std::string name_of_run(const RunConfig& config, std::span<const std::string> ov
                      number.substr(0, 6));
 }
 
-/// Ranks that only generate hold several versions of an adapter: nothing pauses or is read again.
+/// Several versions of an adapter are held at once, so that nothing pauses or is read again. Ranks
+/// that divide experts and generate pass one version at a time, which would be slower.
 bool can_pin(const RunConfig& config) {
-  return config.rl.mode == RlMode::kAsync && config.rl.is_disaggregated() &&
-         config.train.method == Method::kLora && config.adapter.modules_to_save.empty() &&
-         !config.rollout.merge_adapter && !config.rollout.release_memory &&
-         !config.rl.deterministic;
+  return config.rl.mode == RlMode::kAsync && config.train.method == Method::kLora &&
+         (config.rl.is_disaggregated() || config.parallel.ep == 1) &&
+         config.adapter.modules_to_save.empty() && !config.rollout.merge_adapter &&
+         !config.rollout.release_memory && !config.rl.deterministic;
 }
 
 /// Defaults that follow from other keys, so that a printed configuration shows what will really be

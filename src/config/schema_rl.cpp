@@ -28,7 +28,8 @@ Section rl_section() {
            "async: running sequences when the weights change: recompute: go on after their tokens "
            "have passed through the new weights, wait: are finished first, abort: are begun "
            "again, keep: go on from what the old weights have read, pin: end under the adapter "
-           "that they began with (train.method lora; with rl.rollout_ranks unless given)")
+           "that they began with (train.method lora, where it is the default unless something "
+           "of this run stands in its way)")
       .key("groups_per_step", &RlSection::groups_per_step, "prompts of an optimizer step",
            {.range = at_least(1), .aliases = {"train_batch_size", "rollout_batch_size"}})
       .key("sync_every", &RlSection::sync_every,

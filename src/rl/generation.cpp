@@ -46,14 +46,7 @@ Generation::Generation(const config::RunConfig& config, assembly::ModelOnRanks& 
       end_(end_of(config, prompts)),
       judge_(config, *tokenizer_, config.rl.deterministic, model.context.mesh.world_group()),
       admission_(admission_options(config.rl)),
-      stop_ids_(rollout::end_tokens(*tokenizer_, model.source.get())) {
-  // Slots are made when the optimizer has its parameters already.
-  if (pins() && !config.rl.is_disaggregated() && model.context.mesh.world_group().size() > 1) {
-    throw ConfigError(
-        "rl.update_mode: pin on ranks that both train and generate needs a run on one rank; give "
-        "rl.rollout_ranks, or another mode");
-  }
-}
+      stop_ids_(rollout::end_tokens(*tokenizer_, model.source.get())) {}
 
 rollout::Engine& Generation::engine() {
   if (!engine_) {

@@ -20,11 +20,8 @@ AdapterSlots::AdapterSlots(assembly::ModelOnRanks& placed, const adapters::LoraS
   for (std::int64_t i = 0; i < count; ++i) {
     auto set = std::make_shared<adapters::LoraSet>(ckpt::adaptable(*placed.model), modules,
                                                    like.options(), placed.context);
-    // Replicas divide among them what is trained, and have all of the rest: as they have of `like`.
-    std::vector<bool> trained;
-    like.visit_parameters([&](nn::Parameter& factor) { trained.push_back(factor.trainable()); });
-    std::size_t next = 0;
-    set->visit_parameters([&](nn::Parameter& factor) { factor.set_trainable(trained.at(next++)); });
+    // Versions are copied here, not trained: replicas have all of them each.
+    set->visit_parameters([](nn::Parameter& factor) { factor.set_trainable(false); });
     if (placed.sharding) assembly::shard_adapters(*placed.model, *set, *placed.sharding);
     sets_.push_back(std::move(set));
   }
@@ -60,7 +57,10 @@ void copy_factors(const adapters::LoraSet& from, const adapters::LoraSet& to) {
     const nn::Parameter* const source = next < sources.size() ? sources[next++] : nullptr;
     if (source == nullptr || source->global_shape() != factor.global_shape())
       throw_error<InternalError>("the factor {} has no like in the other set", factor.name());
-    if (factor.is_held()) factor.owned().copy_(source->owned());
+    if (!factor.is_held()) return;
+    // Replicas divide what they train.
+    const at::Tensor own = factor.owned(), theirs = source->owned();
+    own.copy_(theirs.sizes() == own.sizes() ? theirs : source->data());
   });
 }
 

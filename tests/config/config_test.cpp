@@ -145,13 +145,13 @@ TEST(Config, DefaultsThatFollowFromOtherKeysAreFilledIn) {
   EXPECT_EQ(parse(kSmall, "f", given).adapter.seed, 3u);
 }
 
-TEST(Config, AdaptersOfRanksThatGenerateArePinnedUnlessSomethingElseIsAsked) {
+TEST(Config, AdaptersArePinnedUnlessSomethingStandsInTheWay) {
   const auto mode = [](std::vector<std::string> more) {
     more.insert(more.end(),
                 {"train.objective=policy", "rl.mode=async", "rl.reward.verifiers.exact=1"});
     return parse(kSmall, "f", more).rl.update_mode;
   };
-  const std::vector<std::string> lora = {"train.method=lora", "rl.rollout_ranks=1"};
+  const std::vector<std::string> lora = {"train.method=lora"};
   const auto with = [&](const std::string& word) {
     std::vector<std::string> words = lora;
     words.push_back(word);
@@ -159,7 +159,10 @@ TEST(Config, AdaptersOfRanksThatGenerateArePinnedUnlessSomethingElseIsAsked) {
   };
   EXPECT_EQ(mode(lora), UpdateMode::kPin);
   EXPECT_EQ(mode({"rl.rollout_ranks=1"}), UpdateMode::kRecompute);
-  EXPECT_EQ(mode({"train.method=lora"}), UpdateMode::kRecompute);
+  EXPECT_EQ(mode({"train.method=lora", "rl.rollout_ranks=1"}), UpdateMode::kPin);
+  EXPECT_EQ(mode({"train.method=lora", "parallel.ep=2", "parallel.fsdp=2"}),
+            UpdateMode::kRecompute);
+  EXPECT_EQ(with("rollout.release_memory=true"), UpdateMode::kRecompute);
   EXPECT_EQ(with("rl.update_mode=recompute"), UpdateMode::kRecompute);
   EXPECT_EQ(with("rl.update_mode=keep"), UpdateMode::kKeep);
   EXPECT_EQ(with("rollout.merge_adapter=true"), UpdateMode::kRecompute);

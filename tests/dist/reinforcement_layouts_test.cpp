@@ -105,6 +105,39 @@ TEST_F(ReinforcementTest, ExpertsOfGenerationReachTheAnchorInEveryLayout) {
   }
 }
 
+TEST_F(ReinforcementTest, PinnedAdaptersAreTheSameInEveryLayout) {
+  const auto run = [&](const std::string& name, int ranks, Words more) {
+    Words settings = {"model.dtype=float64", "optim.lr=1e-2", "optim.schedule=constant",
+                      "train.max_steps=6", "train.method=lora", "adapter.rank=4",
+                      // All groups that may run do, so that the order in which they end is one.
+                      "rl.mode=async", "rl.max_staleness=2", "rollout.max_sequences=200",
+                      "rl.update_mode=pin", "rl.old_logprobs=recompute"};
+    settings.insert(settings.end(), more.begin(), more.end());
+    EXPECT_EQ(train(name, ranks, settings), 0) << runs_.printed(name);
+    return metrics(name);
+  };
+  const auto one = run("one", 0, {});
+  ASSERT_EQ(one.size(), 6u);
+  EXPECT_GT(one[4].at("staleness_max"), 0);
+  EXPECT_GT(one[4].at("mismatch_k3"), 1e-9);
+  for (const auto& [name, settings] :
+       {std::pair<const char*, Words>{"replicas", {"parallel.dp=2"}},
+        {"sharded", {"parallel.fsdp=2"}},
+        {"layers", {"parallel.fsdp=2", "rollout.gather_weights=false"}},
+        {"tensors", {"parallel.tp=2"}},
+        {"stages", {"parallel.pp=2"}}}) {
+    const auto found = run(name, 2, settings);
+    ASSERT_EQ(found.size(), one.size()) << name;
+    for (std::size_t i = 0; i < one.size(); ++i) {
+      for (const char* figure : {"loss", "grad_norm", "staleness_max", "mismatch_k3"}) {
+        const double expected = one[i].at(figure);
+        EXPECT_NEAR(found[i].at(figure).get<double>(), expected, 1e-8 * (1 + std::abs(expected)))
+            << name << " " << i << " " << figure;
+      }
+    }
+  }
+}
+
 TEST_F(ReinforcementTest, CriticIsTheSameInEveryLayout) {
   const auto run = [&](const std::string& name, int ranks, Words more) {
     Words settings = {"model.dtype=float64",      "rl.algorithm.advantage=gae",
