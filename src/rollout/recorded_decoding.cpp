@@ -115,7 +115,7 @@ bool RecordedDecoding::can_mix(const AdapterTables::Sets& sets) const {
 std::uint64_t RecordedDecoding::fingerprint() const {
   std::uint64_t mixed = 0;
   const auto mix = [&mixed](const nn::Parameter& parameter) {
-    // What ranks divide has an address only while it is gathered.
+    // A parameter that ranks divide has an address only while it is gathered.
     if (!parameter.is_held() || !parameter.has_memory()) return;
     mixed = (mixed ^ reinterpret_cast<std::uintptr_t>(parameter.data().const_data_ptr())) *
             0x9E3779B97F4A7C15;

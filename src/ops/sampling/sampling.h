@@ -50,8 +50,8 @@ struct SampleTokens {
 /// draws the same token of the same logits, whatever the batch. Not differentiable.
 SampleTokens::Tokens sample_tokens(const KernelTable& kernels, const SampleTokens::Inputs& inputs);
 
-/// The same, without supports, with the tokens where the next run of a recorded step wants them.
-/// Throws InternalError where the kernel has no such form.
+/// Draws as sample_tokens() does, without supports, and leaves the tokens where the next run of a
+/// recorded step wants them. Throws InternalError where the kernel has no such form.
 void sample_and_go_on(const KernelTable& kernels, const SampleTokens::Inputs& inputs,
                       const SampleTokens::Next& next);
 

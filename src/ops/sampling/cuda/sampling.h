@@ -22,7 +22,7 @@ struct SampleTokensArguments {
   int support = 0;              ///< Columns of `supports`.
   int64_t* supports = nullptr;  ///< [batch,support], -1 where nothing is written.
   void* workspace = nullptr;
-  // Of a step that goes on by itself, see SampleTokens::Next; all null otherwise.
+  // Numbers of a step that goes on by itself, see SampleTokens::Next; all null otherwise.
   int64_t* next_tokens = nullptr;
   int64_t* counts = nullptr;         ///< [counted,batch]
   int counted = 0;                   ///< Rows of `counts`.
