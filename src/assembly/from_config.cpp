@@ -40,12 +40,29 @@ std::vector<comm::Fact> settings_of(const std::string& command, const config::Ru
   return facts;
 }
 
+/// All ranks of a job of one role do the same. Throws ConfigError where rl.*_ranks ask for another
+/// number.
+void require_ranks_of_role(const config::RlSection& rl, std::int64_t world) {
+  const bool trains = rl.role == config::RlRole::kTrainer;
+  const std::int64_t wanted = trains ? rl.trainer_ranks : rl.rollout_ranks;
+  if (wanted == 0 || wanted == world) return;
+  throw_error<ConfigError>(
+      "rl.{} {}: with rl.role {} all ranks of the job are these, and it has {}; start it with "
+      "heddle launch --nproc {}",
+      trains ? "trainer_ranks" : "rollout_ranks", wanted, config::to_string(rl.role), world,
+      wanted);
+}
+
 /// The part that a rank of a job is of; without a name where all ranks do the same. Throws
 /// ConfigError for numbers of ranks that do not add up to the job's.
 comm::JobPart part_of(const config::RunConfig& config, std::int64_t world, std::int64_t rank) {
   const config::RlSection& rl = config.rl;
   const bool is_policy = config::objective_of(config) == config::Objective::kPolicy;
   if (!is_policy || !rl.is_disaggregated()) return {};
+  if (rl.has_two_jobs()) {
+    require_ranks_of_role(rl, world);
+    return {};
+  }
   const std::int64_t trainers = rl.trainer_ranks > 0 ? rl.trainer_ranks : world - rl.rollout_ranks;
   if (trainers < 1 || trainers + rl.rollout_ranks != world) {
     throw_error<ConfigError>(
@@ -70,6 +87,11 @@ config::RunConfig rollout_layout(config::RunConfig config) {
   config.train.recompute = parallel::Recompute::kOff;
   config.train.offload_activations = false;
   return config;
+}
+
+bool only_generates(const config::RunConfig& config) {
+  return config::objective_of(config) == config::Objective::kPolicy &&
+         config.rl.role == config::RlRole::kRollout;
 }
 
 config::DeviceName usual_device() {
@@ -98,9 +120,11 @@ void require_layout(const config::RunConfig& config, std::int64_t world) {
   const auto require = [](const config::ParallelSection& parallel, std::int64_t ranks) {
     [[maybe_unused]] const comm::Mesh mesh(mesh_sizes(parallel, ranks), 0, ranks, parallel.ep);
   };
-  const std::int64_t rollouts =
-      part_of(config, world, 0).name.empty() ? 0 : config.rl.rollout_ranks;
-  require(config.parallel, world - rollouts);
+  const bool is_whole = part_of(config, world, 0).name.empty();
+  const std::int64_t rollouts = only_generates(config) ? world
+                                : is_whole             ? 0
+                                                       : config.rl.rollout_ranks;
+  if (world > rollouts) require(config.parallel, world - rollouts);
   if (rollouts > 0) require(rollout_layout(config).parallel, rollouts);
 }
 

@@ -25,6 +25,9 @@ inline constexpr const char* kRollouts = "rollouts";
 /// The configuration with the layout of the ranks that only generate.
 config::RunConfig rollout_layout(config::RunConfig config);
 
+/// No rank of the job trains: rl.role is rollout.
+bool only_generates(const config::RunConfig& config);
+
 /// Degrees of the mesh for `world` ranks, `auto` resolved. Throws ConfigError if it cannot be.
 comm::Mesh::Sizes mesh_sizes(const config::ParallelSection& parallel, std::int64_t world);
 
@@ -34,7 +37,8 @@ void require_layout(const config::RunConfig& config, std::int64_t world);
 /// Meets the other ranks if a launcher started several; null for one rank, which needs no launcher.
 /// `more`: settings of the command besides the configuration. Throws ConfigError on all ranks if
 /// their settings differ or parallel.* does not fit their number.
-/// With rl.rollout_ranks the trainers meet, and the rollouts: World::part() says which this is.
+/// With rl.rollout_ranks the trainers meet, and the rollouts: World::part() says which this is. A
+/// job of rl.role trainer or rollout has no parts.
 std::shared_ptr<comm::World> join_world(const config::RunConfig& config,
                                         const std::string& command = "train",
                                         const std::vector<comm::Fact>& more = {});

@@ -131,10 +131,15 @@ void require_devices(const config::DeviceName& first, std::int64_t processes) {
       processes, std::max<std::int64_t>(0, count - first.index), config::to_string(first));
 }
 
+struct CheckedCommand {
+  LostRollouts rollouts = {};   ///< Ranks that the job may lose.
+  bool only_generates = false;  ///< For the trainers of another job.
+};
+
 /// Errors that every rank would find in the command's words and configuration are reported once,
-/// before any is started. Returns the ranks that the job may lose. Throws ConfigError, FileError.
-LostRollouts check_command(const std::vector<std::string>& command, std::int64_t processes,
-                           std::int64_t ranks) {
+/// before any is started. Throws ConfigError, FileError.
+CheckedCommand check_command(const std::vector<std::string>& command, std::int64_t processes,
+                             std::int64_t ranks) {
   std::vector<std::string> words;
   for (const std::string& word : std::span(command).subspan(1)) {
     if (word == "--help" || word == "-h") return {};
@@ -166,7 +171,7 @@ LostRollouts check_command(const std::vector<std::string>& command, std::int64_t
   }
   require_devices(config.device.name, processes);
   assembly::require_layout(config, ranks);
-  return {config, ranks};
+  return {{config, ranks}, assembly::only_generates(config)};
 }
 
 /// Blocks the signals that the launcher hands on, and takes them one by one.
@@ -239,7 +244,11 @@ class Launch {
     const std::string nonce = nonce_of(options_);
     secret_ = secret_of(options_);
     try {
-      rollouts_ = check_command(options_.command, options_.processes, ranks());
+      CheckedCommand checked = check_command(options_.command, options_.processes, ranks());
+      rollouts_ = std::move(checked.rollouts);
+      // The trainers' job may have been started in the same folder.
+      if (checked.only_generates && options_.log_directory.empty())
+        options_.log_directory = std::string(kLaunchLogDirectory) + "/rollout";
     } catch (const std::exception& error) {
       tell_other_hosts(master, nonce, error.what());
       throw;

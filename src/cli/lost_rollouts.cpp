@@ -21,7 +21,8 @@ constexpr std::chrono::milliseconds kBetweenLooks{500};
 }  // namespace
 
 LostRollouts::LostRollouts(const config::RunConfig& config, std::int64_t ranks) {
-  if (config::objective_of(config) != config::Objective::kPolicy) return;
+  if (config::objective_of(config) != config::Objective::kPolicy || config.rl.has_two_jobs())
+    return;
   size_ = config.rl.rollout_ranks;
   first_ = ranks - size_;
   replica_ = config.rollout.tp;

@@ -14,11 +14,13 @@
 #include "cli/names.h"
 #include "cli/run_observer.h"
 #include "cli/stop_request.h"
+#include "comm/endpoint.h"
 #include "comm/launch_environment.h"
 #include "comm/refusal.h"
 #include "comm/world.h"
 #include "config/config.h"
 #include "config/objective.h"
+#include "rl/rollout_job.h"
 #include "rl/rollouts.h"
 #include "rl/steps.h"
 #include "rollout/answers.h"
@@ -79,6 +81,7 @@ int run(const std::string& name, const std::vector<std::string>& arguments,
   const config::RunConfig config = comm::before_joining([&] {
     config::RunConfig read = config::load(split.file, defaults, config::Completeness::kComplete,
                                           assembly::usual_device());
+    if (read.rl.has_two_jobs()) comm::parse_endpoint(read.sync.listen, "sync.listen");
     resolve_names(read);
     train::find_class_labels(read);
     return read;
@@ -90,8 +93,14 @@ int run(const std::string& name, const std::vector<std::string>& arguments,
   if (log_file != nullptr) log::add_file(log_file);
   const std::shared_ptr<comm::World> world = assembly::join_world(config);
   if (world && world->part() == assembly::kRollouts) {
-    comm::announcing_failure(world.get(), [&] { rl::run_rollouts(config, world); });
+    comm::announcing_failure(world.get(),
+                             [&] { rl::run_rollouts(config, world, rl::rollout_data(config)); });
     world->leave();
+    return 0;
+  }
+  if (assembly::only_generates(config)) {
+    comm::announcing_failure(world.get(), [&] { rl::run_rollout_job(config, world, stop.flag()); });
+    if (world) world->leave();
     return 0;
   }
   const train::Summary summary = train_as_rank(name, config, stop, world, session);

@@ -1,6 +1,7 @@
 #include "comm/store_server.h"
 
 #include <fcntl.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -17,6 +18,7 @@
 #include <vector>
 
 #include "base/errors.h"
+#include "base/log.h"
 #include "comm/store_dialogue.h"
 
 namespace heddle::comm {
@@ -41,7 +43,9 @@ struct StoreServer::Peer {
 };
 
 StoreServer::StoreServer(Listener listener, const std::string& secret)
-    : secret_(hash::key_of(secret)), wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+    : secret_(hash::key_of(secret)),
+      where_(listener.local_endpoint().to_string()),
+      wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (wake_ < 0) throw_error<CommError>("cannot serve a store: {}", std::strerror(errno));
   listener_ = listener.release();
   fcntl(listener_, F_SETFL, fcntl(listener_, F_GETFL) | O_NONBLOCK);
@@ -141,7 +145,26 @@ bool StoreServer::hear(Peer& peer) {
   const ssize_t got = recv(peer.descriptor, buffer.data(), buffer.size(), 0);
   if (got < 0) return errno == EAGAIN || errno == EINTR;
   if (got == 0) return false;
-  return peer.dialogue.hear({buffer.data(), static_cast<std::size_t>(got)}, table_);
+  const bool was_refused = peer.dialogue.is_refused();
+  const bool is_open = peer.dialogue.hear({buffer.data(), static_cast<std::size_t>(got)}, table_);
+  if (peer.dialogue.is_refused() && !was_refused) say_refused(peer.descriptor);
+  return is_open;
+}
+
+/// A process of an earlier run, or one that was given another secret, tries again and again.
+void StoreServer::say_refused(int descriptor) {
+  if (std::exchange(has_refused_, true)) return;
+  sockaddr_storage address{};
+  socklen_t length = sizeof address;
+  char host[NI_MAXHOST] = "an unknown address";
+  if (getpeername(descriptor, reinterpret_cast<sockaddr*>(&address), &length) == 0) {
+    getnameinfo(reinterpret_cast<sockaddr*>(&address), length, host, sizeof host, nullptr, 0,
+                NI_NUMERICHOST);
+  }
+  log::warning(
+      "the store at {} refused a process from {}, which has another secret; nothing is said of "
+      "further ones",
+      where_, host);
 }
 
 bool StoreServer::flush(Peer& peer) {

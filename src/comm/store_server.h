@@ -12,7 +12,8 @@
 namespace heddle::comm {
 
 /// Serves a StoreTable on one thread to clients that have the job's secret. Others are heard for a
-/// few seconds and no longer, and however many come, they keep nobody out.
+/// few seconds and no longer, and however many come, they keep nobody out. Warns of the first that
+/// shows another secret.
 class StoreServer {
  public:
   /// Takes the listener's socket. Throws CommError.
@@ -29,9 +30,12 @@ class StoreServer {
   void drop_strangers(std::size_t most);
   /// False if the connection is over.
   bool hear(Peer& peer);
+  void say_refused(int descriptor);
   static bool flush(Peer& peer);
 
   hash::Key128 secret_;
+  std::string where_;
+  bool has_refused_ = false;
   int listener_ = -1, wake_ = -1;
   std::map<int, Peer> peers_;  // by descriptor
   std::uint64_t accepted_ = 0;

@@ -20,6 +20,10 @@ namespace heddle::config {
 enum class RlMode { kSync, kAsync };
 constexpr auto names_of(RlMode) { return spelled("sync", "async"); }
 
+/// Work of a job's ranks: the whole run, or the part of it that another job does not do.
+enum class RlRole { kAll, kTrainer, kRollout };
+constexpr auto names_of(RlRole) { return spelled("all", "trainer", "rollout"); }
+
 /// Fate of running sequences when the weights change.
 enum class UpdateMode { kRecompute, kWait, kAbort, kKeep, kPin };
 constexpr auto names_of(UpdateMode) { return spelled("recompute", "wait", "abort", "keep", "pin"); }
@@ -112,6 +116,7 @@ struct RlReward {
 
 struct RlSection {
   RlMode mode = RlMode::kSync;
+  RlRole role = RlRole::kAll;
   std::int64_t trainer_ranks = 0, rollout_ranks = 0;
   std::int64_t max_staleness = 1;
   rl::StalePolicy stale_policy = rl::StalePolicy::kWait;
@@ -136,8 +141,10 @@ struct RlSection {
   RlReward reward;
 
   bool has_critic() const { return algorithm.advantage == objective::Advantage::kGae; }
+  /// Trainers and rollouts are two jobs.
+  bool has_two_jobs() const { return role != RlRole::kAll; }
   /// Other ranks than the trainer's generate.
-  bool is_disaggregated() const { return rollout_ranks > 0; }
+  bool is_disaggregated() const { return rollout_ranks > 0 || has_two_jobs(); }
   /// Asks for the choices of generation; a model without experts has none.
   bool replays_generation() const {
     return router_replay == RouterReplay::kR3 ||
@@ -189,6 +196,7 @@ struct SyncSection {
   std::int64_t bucket_bytes = std::int64_t{256} << 20;
   bool staged = false;
   std::int64_t verify = 50;
+  std::string listen = "127.0.0.1:0", rendezvous;
   double rendezvous_timeout_s = 60, timeout_s = 120;
 };
 

@@ -8,6 +8,10 @@ Section rl_section() {
   Table<RlSection>(s, &RunConfig::rl)
       .key("mode", &RlSection::mode,
            "sync: generate, score and train in turn; async: generation goes on over updates")
+      .key(
+          "role", &RlSection::role,
+          "all: this job is the whole run; trainer, rollout: all its ranks train, or generate, and "
+          "those of another job do the other; the two meet at sync.rendezvous")
       .key("trainer_ranks", &RlSection::trainer_ranks,
            "ranks that train, the first of the job; 0: all that do not generate",
            {.range = at_least(0)})
@@ -319,8 +323,16 @@ Section sync_section() {
           "after the first publication, and each whose version this divides, the rollouts' tensors "
           "are compared with the trainer's by a hash; 0: never",
           {.range = at_least(0)})
+      .key("listen", &SyncSection::listen,
+           "HOST:PORT at which a job of rl.role trainer waits for one of rl.role rollout: an "
+           "address of its first host that the other reaches; port 0: one that the system chooses")
+      .key("rendezvous", &SyncSection::rendezvous,
+           "file that tells a job of rl.role rollout where the trainer waits, with the key that it "
+           "is let in by; the trainer writes it; empty: <train.output_dir>/rendezvous.json")
       .key("rendezvous_timeout_s", &SyncSection::rendezvous_timeout_s,
-           "how long trainer and rollouts wait for each other at the start", {.range = at_least(1)})
+           "how long trainer and rollouts wait for each other at the start, and with rl.role after "
+           "the other job was lost",
+           {.range = at_least(1)})
       .key("timeout_s", &SyncSection::timeout_s,
            "after which a message or a sign of life of the other side counts as lost",
            {.range = at_least(1)});

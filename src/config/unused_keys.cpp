@@ -39,6 +39,9 @@ void note_policy_keys(const RunConfig& config, Note&& note) {
       note(field.key, "rl.rollout_ranks is 0");
   } else {
     note("rollout.release_memory", "rl.rollout_ranks do not train");
+    if (!config.rl.has_two_jobs()) {
+      for (const char* key : {"sync.listen", "sync.rendezvous"}) note(key, "rl.role is all");
+    }
   }
   if (!config.rl.has_critic()) {
     note("rl.algorithm.lambda", "rl.algorithm.advantage is not gae");

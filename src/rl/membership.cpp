@@ -85,13 +85,14 @@ void Roster::met() {
   if (members_.generation == 0) store_.set(generation_key(0), "");
 }
 
-void Roster::look() {
+void Roster::look(comm::Seconds silence) {
   for (const std::int64_t rank : members_.ranks) {
     if (const auto why = store_.find(lost_key(rank)))
       throw_error<CommError>("rl: rank {}, a rollout, {}", rank, *why);
-    if (signs_.age(pulse_of(rank)) <= silence_) continue;
+    if (signs_.age(pulse_of(rank)) <= silence) continue;
     const std::string why =
-        fmt::format("gave no sign of life for {:.3g} s (sync.timeout_s)", silence_.count());
+        fmt::format("gave no sign of life for {:.3g} s ({})", silence.count(),
+                    silence < silence_ ? "and another rollout job waits" : "sync.timeout_s");
     give_up(rank, why);
     throw_error<CommError>("rl: rank {}, a rollout, {}", rank, why);
   }
@@ -196,7 +197,8 @@ void Roster::open_generation(Membership members) {
 void Roster::await_ready(comm::Seconds timeout) {
   const auto begun = Clock::now();
   auto next_look = begun;
-  while (!meeting_->find(kReady)) {
+  const comm::Store& meeting = meeting_ ? *meeting_ : store_;
+  while (!meeting.find(kReady)) {
     const auto now = Clock::now();
     if (now - begun > timeout) {
       throw_error<CommError>(

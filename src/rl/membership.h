@@ -60,7 +60,8 @@ class Roster {
   /// The rollouts have met the trainer: from here on the launcher leaves lost ones to it.
   void met();
   /// Throws CommError if a member is lost, or if the members say that they cannot go on.
-  void look();
+  void look() { look(silence_); }
+  void look(comm::Seconds silence);
   /// After a failure: gives up lost members, with the replicas that they were part of, ends what
   /// the others wait for and names the next generation. Throws CommError with `failure` if nobody
   /// is lost, and with the reasons if nobody is left.

@@ -3,13 +3,14 @@
 #include <chrono>
 #include <exception>
 #include <future>
+#include <optional>
 #include <utility>
 
 #include "base/errors.h"
 #include "base/log.h"
-#include "config/shared_entries.h"
 #include "rl/batch_bytes.h"
 #include "rl/published.h"
+#include "rl/run_facts.h"
 #include "rl/timed.h"
 #include "sync/verification.h"
 
@@ -20,6 +21,10 @@ using Clock = std::chrono::steady_clock;
 
 /// So long other trainer ranks wait in a collective at most.
 constexpr comm::Seconds kRound{1};
+/// A rollout job that gives no sign of life for so long is lost if another one waits.
+constexpr comm::Seconds kSilenceBeforeGuest{5};
+/// So many rollout jobs without a batch between them are no accident.
+constexpr std::int64_t kMostFailures = 3;
 /// First characters of what trainer rank 0 tells the others.
 constexpr char kAnswer = '=', kFailure = '!';
 
@@ -27,14 +32,16 @@ double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-}  // namespace
-
-std::string facts_of_run(const config::RunConfig& config, const Prompts& prompts) {
-  std::string facts = "prompts " + prompts.key() + "\n";
-  for (const auto& [key, value] : config::shared_entries(config))
-    facts += fmt::format("{} {}\n", key, value);
-  return facts;
+/// Why the rollouts of another job say that they end: more than a connection that was closed tells.
+std::optional<std::string> words_of_rollouts(const comm::World& joint) {
+  try {
+    return joint.failure_of_another();
+  } catch (const CommError&) {
+    return std::nullopt;  // This process stood still for long, and its store with it.
+  }
 }
+
+}  // namespace
 
 RemoteGeneration::RemoteGeneration(const config::RunConfig& config,
                                    const assembly::ModelOnRanks& model, const Prompts& prompts)
@@ -50,12 +57,19 @@ RemoteGeneration::RemoteGeneration(const config::RunConfig& config,
              {"pending", nlohmann::json::array()},
              {"finished", nlohmann::json::array()}},
       rollout_ranks_(config.rl.rollout_ranks) {
-  if (world_->rank() > 0) return;
-  roster_ =
-      std::make_unique<Roster>(*world_, config.rollout.tp, comm::Seconds(config.sync.timeout_s));
-  meet_rollouts();
-  connect();
-  roster_->met();
+  if (config.rl.has_two_jobs()) {
+    if (trainers_.rank() == 0)
+      reception_ = std::make_unique<Reception>(config, world_.get(), facts_of_job(config, prompts));
+    await_rollouts("");
+  } else if (trainers_.rank() == 0) {
+    joint_ = world_;
+    roster_ =
+        std::make_unique<Roster>(*joint_, config.rollout.tp, comm::Seconds(config.sync.timeout_s));
+    meet_rollouts();
+    connect();
+    roster_->met();
+  }
+  if (trainers_.rank() > 0) return;
   log::info("weights go to the rollouts by {}: {:.3g} GB in {} buckets",
             carrier_of(sync_options(config.sync, device_)),
             static_cast<double>(publisher_.manifest().bytes()) / 1e9,
@@ -69,8 +83,12 @@ RemoteGeneration::~RemoteGeneration() {
     try {
       roster_->look();
       link_->send(packed({{"do", "end"}}));
+      if (reception_) {
+        joint_->leave();
+        reception_->wait_until_empty();
+      }
     } catch (const CommError&) {
-      roster_->dismiss();
+      if (!reception_) roster_->dismiss();
     }
   } catch (const std::exception& error) {
     log::warning("rl: the rollouts could not be told that the run is over: {}", error.what());
@@ -79,7 +97,7 @@ RemoteGeneration::~RemoteGeneration() {
 
 void RemoteGeneration::meet_rollouts() {
   const Timed timed(publications_.rendezvous_s);
-  met_ = meet(config_.sync, *world_, roster_->members(), facts_of_run(config_, prompts_));
+  met_ = meet(config_.sync, *joint_, roster_->members(), facts_of_run(config_, prompts_));
 }
 
 /// On the thread that owns the device.
@@ -87,10 +105,21 @@ void RemoteGeneration::connect() {
   const Timed timed(publications_.rendezvous_s);
   const std::int64_t generation = roster_->members().generation;
   publisher_.connect(std::move(met_.weights), generation + 1);
-  link_ = std::make_unique<Link>(std::move(met_.messages), *world_, generation, [this] {
+  link_ = std::make_unique<Link>(std::move(met_.messages), *joint_, generation, [this] { look(); });
+}
+
+void RemoteGeneration::look() {
+  if (world_) {
     if (const auto failure = world_->failure_of_another()) throw CommError(*failure);
+  }
+  if (!reception_) {
     roster_->look();
-  });
+    return;
+  }
+  if (const auto failure = joint_->failure_of_another()) throw CommError(*failure);
+  // One that was started again may come before the silence of the dead one is long enough.
+  roster_->look(reception_->has_guest() ? kSilenceBeforeGuest
+                                        : comm::Seconds(config_.sync.timeout_s));
 }
 
 std::string RemoteGeneration::ask(const nlohmann::json& message) {
@@ -98,7 +127,7 @@ std::string RemoteGeneration::ask(const nlohmann::json& message) {
   while (true) {
     // Its first character tells an answer, which may be empty, from a failure and from none.
     std::string news;
-    if (world_->rank() == 0) {
+    if (trainers_.rank() == 0) {
       try {
         if (!std::exchange(is_sent, true)) link_->send(packed(message));
         if (const auto answer = link_->receive_within(kRound)) news = kAnswer + *answer;
@@ -129,12 +158,19 @@ void RemoteGeneration::recover(const std::string& failure) {
   is_published_ = false;
   link_.reset();
   publisher_.disconnect();
-  std::string reason = failure;
+  await_rollouts(failure);
+  surviving([&] { tell_state(); });
+}
+
+void RemoteGeneration::await_rollouts(std::string reason) {
   std::future<void> meeting;
   for (std::string news; news.empty();) {
-    if (roster_) {
-      if (!meeting.valid())
-        meeting = std::async(std::launch::async, [this, reason] { meet_those_left(reason); });
+    if (trainers_.rank() == 0) {
+      if (!meeting.valid()) {
+        meeting = std::async(std::launch::async, [this, reason] {
+          reception_ ? meet_another_job(reason) : meet_those_left(reason);
+        });
+      }
       news = news_of(meeting, reason);
     }
     // The other trainer ranks look every second whether it is done.
@@ -143,13 +179,35 @@ void RemoteGeneration::recover(const std::string& failure) {
     if (news.front() == kFailure) throw CommError(news.substr(1));
     rollout_ranks_ = std::stoll(news.substr(1));
   }
-  surviving([&] { tell_state(); });
 }
 
 void RemoteGeneration::meet_those_left(std::string reason) {
   while (true) {
     roster_->reform(reason);
     try {
+      roster_->await_ready(comm::Seconds(config_.parallel.timeout_s));
+      meet_rollouts();
+      return;
+    } catch (const CommError& error) {
+      reason = error.what();
+    }
+  }
+}
+
+void RemoteGeneration::meet_another_job(std::string reason) {
+  while (true) {
+    if (joint_) reason = words_of_rollouts(*joint_).value_or(reason);
+    roster_.reset();
+    joint_.reset();
+    if (jobs_without_batch_++ == kMostFailures)
+      throw_error<CommError>("rl: {} rollout jobs in a row came to nothing: {}", kMostFailures,
+                             reason);
+    const Guest guest = reception_->await(reason);
+    try {
+      joint_ = reception_->admit(guest);
+      // It is lost as a whole: its launcher ends the other ranks.
+      roster_ =
+          std::make_unique<Roster>(*joint_, guest.ranks, comm::Seconds(config_.sync.timeout_s));
       roster_->await_ready(comm::Seconds(config_.parallel.timeout_s));
       meet_rollouts();
       return;
@@ -233,6 +291,7 @@ Batch RemoteGeneration::next() {
   batch.rollout_ranks = rollout_ranks_;
   state_ = batch.state;
   finished_.clear();
+  jobs_without_batch_ = 0;
   return batch;
 }
 

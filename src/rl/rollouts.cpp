@@ -14,7 +14,7 @@
 #include "rl/link.h"
 #include "rl/membership.h"
 #include "rl/published.h"
-#include "rl/remote_generation.h"
+#include "rl/run_facts.h"
 #include "rl/timed.h"
 #include "sync/verification.h"
 #include "sync/weight_sync.h"
@@ -29,25 +29,17 @@ constexpr std::chrono::milliseconds kIdle{1};
 /// and a pass of a small model takes 1 to 3 ms. All ranks count the same passes.
 constexpr std::int64_t kPassesPerLook = 4;
 
-struct Rollouts {
-  std::shared_ptr<const data::Tokenizer> tokenizer;
-  assembly::ModelOnRanks model;
-};
-
-Rollouts place(const config::RunConfig& config, const std::shared_ptr<comm::World>& world) {
+assembly::ModelOnRanks place(const config::RunConfig& config, const data::Tokenizer& tokenizer,
+                             const std::shared_ptr<comm::World>& world) {
   const auto source =
       std::make_shared<const ckpt::ModelDirectory>(ckpt::ModelDirectory::open(config.model.path));
   assembly::ModelRecipe recipe =
       assembly::recipe_of_run(config, assembly::read_config(*source), source);
-  Rollouts rollouts;
-  rollouts.tokenizer = train::load_tokenizer(config).tokenizer;
-  recipe.config.vocab_size =
-      train::vocabulary_rows(config, *rollouts.tokenizer, recipe.config.vocab_size);
+  recipe.config.vocab_size = train::vocabulary_rows(config, tokenizer, recipe.config.vocab_size);
   recipe.purpose = assembly::Purpose::kGenerate;
   recipe.auxiliary_loss = false;
   recipe.freeze.clear();
-  rollouts.model = assembly::place(recipe, assembly::make_context(config, world));
-  return rollouts;
+  return assembly::place(recipe, assembly::make_context(config, world));
 }
 
 /// Throws CommError if the job has failed or the trainer falls silent.
@@ -63,19 +55,20 @@ void look_at_trainer(const comm::World& job, SignsOfLife& signs, comm::Seconds s
 class Service {
  public:
   Service(const config::RunConfig& config, const comm::World& job, const Membership& members,
-          Rollouts& rollouts, const Prompts& prompts)
+          assembly::ModelOnRanks& model, const RolloutData& data, const std::atomic<bool>* stop)
       : config_(config),
-        model_(rollouts.model),
+        stop_(stop),
+        model_(model),
         everybody_(model_.context.mesh.world_group()),
-        generation_(config, model_, rollouts.tokenizer, prompts),
+        generation_(config, model_, data.tokenizer, *data.prompts),
         subscriber_(sync::received_parts(published(config, model_)),
                     sync_options(config.sync, model_.context.device)) {
-    if (members.generation > 0) {
+    if (members.generation > 0 || config.rl.has_two_jobs()) {
       // The trainer invites once all have placed their part of the model.
       everybody_.barrier();
       if (everybody_.rank() == 0) say_ready(*model_.context.mesh.world());
     }
-    Channels channels = meet(config.sync, job, members, facts_of_run(config, prompts));
+    Channels channels = meet(config.sync, job, members, facts_of_run(config, *data.prompts));
     subscriber_.connect(std::move(channels.weights), members.generation + 1);
     const comm::Seconds silence(config.sync.timeout_s);
     link_ = std::make_unique<Link>(
@@ -85,9 +78,10 @@ class Service {
         });
   }
 
-  void run() {
+  /// False if it was asked to stop.
+  bool run() {
     try {
-      serve();
+      return serve();
     } catch (const CommError&) {
       subscriber_.disconnect();
       throw;
@@ -95,12 +89,18 @@ class Service {
   }
 
  private:
-  void serve() {
+  bool serve() {
     for (std::int64_t passes = 0; true; ++passes) {
       // Rank 0 sees a message, and all take it between the same passes.
+      const bool is_first = everybody_.rank() == 0, is_asked = is_first && is_stopped();
       if (passes % kPassesPerLook == 0 &&
-          everybody_.any(everybody_.rank() == 0 && link_->is_announced())) {
-        if (!answer(unpacked(link_->receive()))) return;
+          everybody_.any(is_first && (is_asked || link_->is_announced()))) {
+        if (stop_ != nullptr && everybody_.any(is_asked)) {
+          // Said before the groups are gone, whose end would tell the trainer less.
+          model_.context.mesh.world()->fail("its job was asked to stop");
+          return false;
+        }
+        if (!answer(unpacked(link_->receive()))) return true;
         passes = -1;
         continue;
       }
@@ -117,6 +117,8 @@ class Service {
       passes = -1;
     }
   }
+
+  bool is_stopped() const { return stop_ != nullptr && *stop_; }
 
   bool answer(const nlohmann::json& message) {
     const auto what = message.at("do").get<std::string>();
@@ -182,6 +184,7 @@ class Service {
   }
 
   const config::RunConfig& config_;
+  const std::atomic<bool>* stop_;
   assembly::ModelOnRanks& model_;
   comm::Group everybody_;
   Generation generation_;
@@ -193,7 +196,15 @@ class Service {
 
 }  // namespace
 
-void run_rollouts(const config::RunConfig& config, const std::shared_ptr<comm::World>& job) {
+RolloutData rollout_data(const config::RunConfig& config) {
+  RolloutData data;
+  data.tokenizer = train::load_tokenizer(config).tokenizer;
+  data.prompts = std::make_unique<Prompts>(config, train::DataPart::kTrain, *data.tokenizer);
+  return data;
+}
+
+bool run_rollouts(const config::RunConfig& config, const std::shared_ptr<comm::World>& job,
+                  const RolloutData& data, const std::atomic<bool>* stop) {
   const config::RunConfig own = assembly::rollout_layout(config);
   Membership members = all_rollouts(*job);
   // The job's world lives on: it gives this rank's sign of life.
@@ -202,17 +213,17 @@ void run_rollouts(const config::RunConfig& config, const std::shared_ptr<comm::W
     std::string failure;
     try {
       if (!world) world = join(*job, members);
-      Rollouts rollouts = place(own, world);
-      const Prompts prompts(config, train::DataPart::kTrain, *rollouts.tokenizer);
-      Service(config, *job, members, rollouts, prompts).run();
-      return;
+      assembly::ModelOnRanks model = place(own, *data.tokenizer, world);
+      return Service(config, *job, members, model, data, stop).run();
     } catch (const CommError& error) {
+      // Another job comes again as a whole.
+      if (config.rl.has_two_jobs()) throw;
       failure = error.what();
     }
     world.reset();
     const std::optional<Membership> next =
         next_generation(*job, members, failure, comm::Seconds(config.sync.timeout_s));
-    if (!next) return;
+    if (!next) return true;
     members = *next;
   }
 }
