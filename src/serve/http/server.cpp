@@ -11,6 +11,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <csignal>
 #include <cstring>
 #include <unordered_map>
 #include <utility>
@@ -272,7 +273,10 @@ class Server::Loop {
   std::unique_ptr<WorkQueue> worker_ = std::make_unique<WorkQueue>();
 };
 
-Server::Server(const ServerOptions& options) : loop_(std::make_unique<Loop>(options)) {}
+Server::Server(const ServerOptions& options) : loop_(std::make_unique<Loop>(options)) {
+  // libevent writes to a client that has left without saying that no signal is wanted.
+  signal(SIGPIPE, SIG_IGN);
+}
 Server::~Server() = default;
 
 void Server::route(Route route) { loop_->router_.add(std::move(route)); }
