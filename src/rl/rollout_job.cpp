@@ -90,8 +90,8 @@ class Search {
   }
 
  private:
-  /// As long as the store answers, the trainer lives: it may be in the middle of a long step, or
-  /// have another rollout job.
+  /// A trainer whose store answers lives: it may be in the middle of a long step, or have another
+  /// rollout job.
   Found wait_for_call(const comm::Store& store, const comm::Endpoint& where) const {
     const std::int64_t number = store.add(kArrivedKey, 1);
     store.set(job_key(number), nlohmann::json{{"ranks", ranks_}, {"facts", facts_}}.dump());

@@ -136,7 +136,7 @@ class Engine {
   struct Flight {
     std::vector<RequestId> ids;    ///< Sequences of all data ranks, as in its parts.
     std::vector<std::size_t> own;  ///< Places of this rank's among them.
-    std::int64_t version = 0;      ///< That of the weights.
+    std::int64_t version = 0;      ///< Weights that it reads.
     std::optional<std::vector<SampledToken>> drawn = {};  ///< For this rank's, once read.
   };
   Flight flight_of(const std::vector<Part>& parts) const;

@@ -104,8 +104,8 @@ class RecordedDecoding {
     Step* step;
     std::int64_t count;                   ///< Sequences.
     std::vector<Draw> draws;              ///< Unless they are plain.
-    std::vector<std::int64_t> positions;  ///< Of plain draws.
-    c10::Event done;                      ///< Of a step with plain draws.
+    std::vector<std::int64_t> positions;  ///< Where plain draws stand in their outputs.
+    c10::Event done;                      ///< Its plain draws were told.
   };
 
   Step make_step(const Key& key, const std::shared_ptr<const nn::AdapterSet>& set) const;

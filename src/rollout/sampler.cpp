@@ -46,10 +46,6 @@ ops::SampleTokens::Inputs DrawTables::with(const at::Tensor& logits) const {
           whole.select(0, 2)};
 }
 
-at::Tensor as_table(const ops::SampleTokens::Tokens& tokens) {
-  return at::stack({tokens.ids.to(at::kDouble), tokens.logprobs, tokens.sampled_logprobs}, 1);
-}
-
 TokenTable TokenTable::of(const std::vector<Draw>& draws) {
   TokenTable table;
   for (const Draw& draw : draws) {
@@ -60,6 +56,11 @@ TokenTable TokenTable::of(const std::vector<Draw>& draws) {
 }
 
 namespace {
+
+/// The first three columns of a TokenTable.
+at::Tensor as_table(const ops::SampleTokens::Tokens& tokens) {
+  return at::stack({tokens.ids.to(at::kDouble), tokens.logprobs, tokens.sampled_logprobs}, 1);
+}
 
 /// Logits [n,V] fp32 with every draw's changes.
 at::Tensor changed(const at::Tensor& logits, const std::vector<Draw>& draws) {

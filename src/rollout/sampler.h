@@ -92,9 +92,6 @@ struct TokenTable {
 std::vector<SampledToken> sample(const ops::KernelTable& kernels, const at::Tensor& logits,
                                  const std::vector<Draw>& draws);
 
-/// The first three columns of a TokenTable.
-at::Tensor as_table(const ops::SampleTokens::Tokens& tokens);
-
 /// The stream of row `row` (from 0) of a file that has one seed for all.
 std::uint64_t seed_of_row(std::uint64_t seed, std::uint64_t row);
 /// The stream of one of a request's samples; the first has the request's own.

@@ -47,14 +47,7 @@ TEST_F(ReinforcementTest, ExpertsOfGenerationAreTrainedInEveryLayout) {
   for (const auto& [name, settings, is_sync] : layouts) {
     const auto& one = is_sync ? sync : stale;
     const auto found = run(name, 2, settings);
-    ASSERT_EQ(found.size(), one.size()) << name;
-    for (std::size_t i = 0; i < one.size(); ++i) {
-      for (const char* figure : {"loss", "grad_norm", "mismatch_abs_mean", "router_agreement"}) {
-        const double expected = one[i].at(figure);
-        EXPECT_NEAR(found[i].at(figure).get<double>(), expected, 1e-8 * (1 + std::abs(expected)))
-            << name << " " << i << " " << figure;
-      }
-    }
+    expect_same(found, one, {"loss", "grad_norm", "mismatch_abs_mean", "router_agreement"}, name);
   }
 }
 
@@ -127,14 +120,7 @@ TEST_F(ReinforcementTest, PinnedAdaptersAreTheSameInEveryLayout) {
         {"tensors", {"parallel.tp=2"}},
         {"stages", {"parallel.pp=2"}}}) {
     const auto found = run(name, 2, settings);
-    ASSERT_EQ(found.size(), one.size()) << name;
-    for (std::size_t i = 0; i < one.size(); ++i) {
-      for (const char* figure : {"loss", "grad_norm", "staleness_max", "mismatch_k3"}) {
-        const double expected = one[i].at(figure);
-        EXPECT_NEAR(found[i].at(figure).get<double>(), expected, 1e-8 * (1 + std::abs(expected)))
-            << name << " " << i << " " << figure;
-      }
-    }
+    expect_same(found, one, {"loss", "grad_norm", "staleness_max", "mismatch_k3"}, name);
   }
 }
 
@@ -164,15 +150,9 @@ TEST_F(ReinforcementTest, CriticIsTheSameInEveryLayout) {
   for (const auto& [name, ranks, settings, is_lora] : layouts) {
     const auto& one = is_lora ? adapted : full;
     const auto found = run(name, ranks, settings);
-    ASSERT_EQ(found.size(), one.size()) << name;
-    for (std::size_t i = 0; i < one.size(); ++i) {
-      for (const char* figure :
-           {"loss", "grad_norm", "value_loss", "explained_variance", "critic_grad_norm"}) {
-        const double expected = one[i].at(figure);
-        EXPECT_NEAR(found[i].at(figure).get<double>(), expected, 1e-8 * (1 + std::abs(expected)))
-            << name << " " << i << " " << figure;
-      }
-    }
+    expect_same(found, one,
+                {"loss", "grad_norm", "value_loss", "explained_variance", "critic_grad_norm"},
+                name);
   }
   // Another layout goes on from what this one saved.
   const Words half = {"train.max_steps=3"};
@@ -223,15 +203,9 @@ TEST_F(ReinforcementTest, CorrectionsReferenceAndEntropyAreTheSameInEveryLayout)
   for (const auto& [name, ranks, settings, is_lora] : layouts) {
     const auto& one = is_lora ? adapted : full;
     const auto found = run(name, ranks, settings);
-    ASSERT_EQ(found.size(), one.size()) << name;
-    for (std::size_t i = 0; i < one.size(); ++i) {
-      for (const char* figure :
-           {"loss", "grad_norm", "kl_ref", "rejected_tokens", "mismatch_ess", "entropy"}) {
-        const double expected = one[i].at(figure);
-        EXPECT_NEAR(found[i].at(figure).get<double>(), expected, 1e-8 * (1 + std::abs(expected)))
-            << name << " " << i << " " << figure;
-      }
-    }
+    expect_same(found, one,
+                {"loss", "grad_norm", "kl_ref", "rejected_tokens", "mismatch_ess", "entropy"},
+                name);
   }
   // Another layout goes on from the reference that this one saved. In mode async groups under way
   // would be others.

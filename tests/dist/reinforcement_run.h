@@ -80,6 +80,20 @@ class ReinforcementTest : public ::testing::Test {
     EXPECT_EQ(state.consumed + rejected + std::ssize(state.pending), state.next_cursor) << run;
   }
 
+  /// The figures of each step are those of the other run, to 1e-8 of them.
+  static void expect_same(const std::vector<nlohmann::json>& found,
+                          const std::vector<nlohmann::json>& other,
+                          std::initializer_list<const char*> figures, const std::string& run) {
+    ASSERT_EQ(found.size(), other.size()) << run;
+    for (std::size_t i = 0; i < other.size(); ++i) {
+      for (const char* const figure : figures) {
+        const double expected = other[i].at(figure);
+        EXPECT_NEAR(found[i].at(figure).get<double>(), expected, 1e-8 * (1 + std::abs(expected)))
+            << run << " " << i << " " << figure;
+      }
+    }
+  }
+
   /// The trainer's time is in its parts, and what it and the rollouts have waited are shares.
   static void expect_times(const nlohmann::json& row, const std::string& run) {
     double parts = 0;

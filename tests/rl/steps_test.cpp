@@ -330,7 +330,7 @@ TEST_F(RlTest, AnAnchorOfItsOwnIsOverTheTokensThatCutsLeave) {
     EXPECT_NEAR(passed[i].metrics.at("mismatch_k3"), own[i].metrics.at("mismatch_k3"), 1e-9) << i;
   }
   EXPECT_GT(own.back().metrics.at("mismatch_k3"), 1e-9);
-  // Of several steps the first is at its anchor.
+  // The first of several steps is at its anchor.
   const auto twice = steps("twice", {"rl.epochs=2"});
   for (std::size_t i = 0; i < twice.size(); ++i) {
     const double off = std::abs(twice[i].metrics.at("ratio_max") - 1);

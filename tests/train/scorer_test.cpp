@@ -116,14 +116,14 @@ TEST_F(ScorerTest, AStepTellsTheMeanEntropyOfItsTokens) {
 
 TEST_F(ScorerTest, LogprobsWithinASupportAreThoseOfAllTokensButForItsShare) {
   const std::vector<std::vector<std::int32_t>> rows = {{5, 77, 9, 4}, {3, 8}, {1, 2, 3, 4, 5, 6}};
-  // Of some labels; a longer one and one that is the label alone among them.
+  // Some labels have one; a longer one and one that is the label alone are among them.
   std::vector<objective::Supports> supports;
   for (const auto& row : rows) supports.emplace_back(row.size());
   supports[0][1] = {2, 9, 4000, 17};
   supports[0][2] = {4};
   supports[2][0] = {2, 3};
   supports[2][4] = {6, 5, 4, 3, 2, 1};
-  // The same on one rank and on ranks that divide rows and tokens.
+  // Ranks that divide rows and tokens find what one rank does.
   std::vector<std::vector<double>> all;
   for (const auto& [ranks, degree] : {std::pair<int, std::string>{1, "parallel.dp=1"},
                                       {2, "parallel.dp=2"},

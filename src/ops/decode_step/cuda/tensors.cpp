@@ -161,10 +161,9 @@ void add_decode_step(Registry& registry) {
   KernelInfo info = KernelInfo::cuda("cuda.sm90.one_kernel", {c10::ScalarType::BFloat16});
   info.for_some_shapes = true;
   info.falls_back =
-      "the layers' own kernels for other shapes than Qwen3.5-0.8B's, more than 8 sequences, rows "
-      "with "
-      "adapters, steps that are not recorded, and where another kernel was chosen for one of its "
-      "parts";
+      "the layers' own kernels for shapes that it is not compiled for, more than 8 sequences, rows "
+      "with adapters, steps that are not recorded, and where another kernel was chosen for one of "
+      "its parts";
   info.refuse_device = refuse_device;
   registry.add<DecodeStep>(info, {exchange, forward}, {.refuse = refuse});
 }
