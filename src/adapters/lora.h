@@ -100,8 +100,6 @@ class LoraSet : public nn::AdapterSet {
   std::vector<std::unique_ptr<ExpertLora>> experts_;
 };
 
-/// The module name of a parameter: without ".weight".
-std::string module_of(const std::string& parameter);
 /// The key of the dropout masks of a layer's adapter.
 std::uint64_t dropout_key(std::uint64_t seed, const std::string& module);
 

@@ -9,10 +9,6 @@
 
 namespace heddle::adapters {
 
-std::string module_of(const std::string& parameter) {
-  return parameter.ends_with(".weight") ? parameter.substr(0, parameter.size() - 7) : parameter;
-}
-
 namespace {
 
 /// Heads stand outside of the passes that adapters belong to.
@@ -58,7 +54,7 @@ void LoraSet::choose_linears(const Adaptable& model, const std::vector<std::stri
   std::vector<bool> used(targets.size());
   std::vector<std::string> known;
   model.visit_linears([&](nn::Linear& linear) {
-    const std::string module = module_of(linear.weight().name());
+    const std::string& module = linear.module();
     known.push_back(module.substr(module.rfind('.') + 1));
     bool wanted = false;
     for (std::size_t i = 0; i < targets.size(); ++i) {
@@ -111,12 +107,11 @@ LoraSet::LoraSet(const Adaptable& model, const std::vector<Module>& modules,
   for (const Module& module : modules) wanted[module.name] = &module;
   const auto add_wanted = [&](const std::string& name, auto& layer) {
     const auto it = wanted.find(name);
-    if (it == wanted.end() || is_head(name)) return;
+    if (it == wanted.end() || name == "score") return;
     add(layer, it->second->rank, it->second->scaling, context);
     wanted.erase(it);
   };
-  model.visit_linears(
-      [&](nn::Linear& linear) { add_wanted(module_of(linear.weight().name()), linear); });
+  model.visit_linears([&](nn::Linear& linear) { add_wanted(linear.module(), linear); });
   model.visit_expert_weights(
       [&](nn::ExpertWeights& weights) { add_wanted(weights.weight().name(), weights); });
   if (wanted.empty()) return;
@@ -143,9 +138,9 @@ void allocate(Adapter& adapter, bool has_partial_gradient, const runtime::Contex
 
 void LoraSet::add(nn::Linear& linear, std::int64_t rank, double scaling,
                   const runtime::Context& context) {
-  auto lora = std::make_unique<Lora>(module_of(linear.weight().name()), linear.in_features(),
-                                     linear.out_features(), scaling, rank, options_.dropout,
-                                     options_.seed, linear.weight().placement());
+  auto lora =
+      std::make_unique<Lora>(linear.module(), linear.in_features(), linear.out_features(), scaling,
+                             rank, options_.dropout, options_.seed, linear.weight().placement());
   allocate(*lora, linear.weight().has_partial_gradient(), context);
   put_on(linear, *lora);
   adapters_.push_back(std::move(lora));

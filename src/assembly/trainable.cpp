@@ -47,7 +47,7 @@ bool matches_any(const std::vector<std::string>& patterns, const std::string& na
   throw_error<ConfigError>(
       "adapter.modules_to_save: '{}' names {}, which has an adapter; leave one of them out of "
       "adapter.targets or of this list",
-      *std::find_if(wanted.begin(), wanted.end(), matches), adapters::module_of(parameter));
+      *std::find_if(wanted.begin(), wanted.end(), matches), nn::module_of(parameter));
 }
 
 void freeze_everything(ModelOnRanks& placed) {
@@ -71,7 +71,7 @@ void choose_trainable(const ModelRecipe& recipe, ModelOnRanks& placed) {
   }
   for (nn::Parameter* parameter : placed.model->parameters()) {
     const bool whole = ckpt::is_saved_whole(recipe.saved_whole, parameter->name());
-    if (whole && adapted.contains(adapters::module_of(parameter->name())))
+    if (whole && adapted.contains(nn::module_of(parameter->name())))
       refuse_adapted_module(recipe.saved_whole, parameter->name());
     // A classification head that starts from random numbers is always trained.
     const bool head = lora && parameter->name() == "score.weight";
@@ -82,7 +82,7 @@ void choose_trainable(const ModelRecipe& recipe, ModelOnRanks& placed) {
     std::erase_if(unmatched_modules, [&](const std::string& module) {
       return ckpt::is_saved_whole({module}, parameter->name());
     });
-    const std::string module = adapters::module_of(parameter->name());
+    const std::string module = nn::module_of(parameter->name());
     modules.push_back(module.substr(module.rfind('.') + 1));
     parameter->set_trainable(trainable);
     is_any_trained = is_any_trained || trainable;

@@ -186,7 +186,7 @@ void load_saved(const AdapterDirectory& directory, Model& model,
 
 std::unique_ptr<adapters::LoraSet> load_adapter(
     const AdapterDirectory& directory, Model& model, const std::string& base,
-    const std::function<void(adapters::LoraSet&)>& divide) {
+    const std::function<void(adapters::LoraSet&)>& divide, bool keeps_head) {
   const ops::NoGradient guard;
   say_of_base(directory, base);
   say_of_vision(directory);
@@ -195,8 +195,10 @@ std::unique_ptr<adapters::LoraSet> load_adapter(
     return name.rfind(text, 0) == 0 ? model.prefix() + name.substr(text.size()) : name;
   };
   std::vector<const LoraPair*> pairs, table_pairs;
-  for (const LoraPair& pair : directory.pairs())
-    (pair.is_embedding || is_on_head(pair) ? table_pairs : pairs).push_back(&pair);
+  for (const LoraPair& pair : directory.pairs()) {
+    const bool is_in_table = pair.is_embedding || (is_on_head(pair) && !keeps_head);
+    (is_in_table ? table_pairs : pairs).push_back(&pair);
+  }
   const std::vector<StackedExperts> stacked = stack_experts(pairs);
   const auto key_of = [&](const auto& pair) {
     const std::string module = name_in_model(pair.module);

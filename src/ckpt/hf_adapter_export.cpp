@@ -64,8 +64,7 @@ void export_adapter(Model& model, const adapters::LoraSet& set,
                              lora->peft_a(read(lora->a())), lora->peft_b(read(lora->b()))});
   }
   model.visit_linears([&](nn::Linear& linear) {
-    if (set.of(linear) == nullptr)
-      other_modules.push_back(adapters::module_of(linear.weight().name()));
+    if (set.of(linear) == nullptr) other_modules.push_back(linear.module());
   });
   model.visit_expert_weights([&](nn::ExpertWeights& weights) {
     if (set.of(weights) == nullptr) other_parameters.push_back(weights.weight().name());

@@ -11,6 +11,7 @@
 #include "base/errors.h"
 #include "device/require.h"
 #include "device/upload.h"
+#include "nn/row_adapters.h"
 #include "nn/tensor_parallel.h"
 #include "ops/autograd.h"
 #include "ops/collectives.h"
@@ -56,9 +57,10 @@ Model::Model(Config config, std::string prefix, const runtime::Context& context,
         static_cast<std::int64_t>(layers_.size()), options.auxiliary_loss,
         context.mesh.size(Dim::kTp)));
   }
-  if (options.head == Head::kLanguageModel && !config_.tie_word_embeddings) {
-    lm_head_ =
-        std::make_unique<nn::Linear>("lm_head.weight", config_.vocab_size, config_.hidden_size);
+  if (options.head == Head::kLanguageModel) {
+    lm_head_ = tied() ? std::make_unique<nn::Linear>("lm_head", embed_tokens_)
+                      : std::make_unique<nn::Linear>("lm_head.weight", config_.vocab_size,
+                                                     config_.hidden_size);
   }
   if (options.head == Head::kClassify) {
     if (options.num_labels < 1)
@@ -90,7 +92,7 @@ std::vector<Unit> Model::make_units() {
         [&](nn::Parameter& parameter) { units.back().parameters.push_back(&parameter); });
   }
   units.push_back({"head", nullptr, {&norm_}, {}});
-  if (lm_head_) units.back().parameters.push_back(&lm_head_->weight());
+  if (lm_head_ && lm_head_->owns_weight()) units.back().parameters.push_back(&lm_head_->weight());
   if (score_) units.back().parameters.push_back(&score_->weight());
   if (head() == Head::kLanguageModel && tied()) units.back().reads = {0};
   const std::vector<std::int64_t> costs = unit_costs(config_);
@@ -186,8 +188,21 @@ at::Tensor Model::final_norm(const at::Tensor& hidden) {
 
 nn::Parameter& Model::head_weight() { return lm_head_ ? lm_head_->weight() : embed_tokens_; }
 
-at::Tensor Model::logits(const at::Tensor& normalized) {
+at::Tensor Model::logits(const at::Tensor& normalized, const std::vector<nn::AdaptedRows>& adapters,
+                         const nn::RowAdapters* row_adapters) {
   const ops::NoGradient guard;
+  const bool is_changed =
+      lm_head_ && ((row_adapters != nullptr && row_adapters->of({lm_head_.get()})) ||
+                   std::any_of(adapters.begin(), adapters.end(), [&](const nn::AdaptedRows& rows) {
+                     return rows.set != nullptr && rows.set->of(*lm_head_) != nullptr;
+                   }));
+  if (is_changed) {
+    nn::Pass pass;
+    pass.kernels = &kernels_;
+    pass.adapters = adapters;
+    pass.row_adapters = row_adapters;
+    return lm_head_->forward(pass, normalized);
+  }
   return kernels_.get<ops::Linear>().forward({{{normalized, head_weight().data()}}})[0];
 }
 

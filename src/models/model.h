@@ -63,7 +63,8 @@ class Model {
   /// By unit; each parameter once.
   void visit_parameters(const std::function<void(nn::Parameter&)>& visit);
   std::vector<nn::Parameter*> parameters();
-  /// Every projection, the language model or classification head included.
+  /// Every projection, the language model or classification head included; a tied head too, whose
+  /// weight is the embedding's.
   void visit_linears(const std::function<void(nn::Linear&)>& visit);
   /// The routed experts of every sparse layer.
   void visit_expert_weights(const std::function<void(nn::ExpertWeights&)>& visit);
@@ -94,11 +95,13 @@ class Model {
   bool tied() const { return config_.tie_word_embeddings; }
   /// Projection of a classification head [num_labels, H].
   nn::Linear& score() { return *score_; }
-  /// The untied head as a layer; null if tied or another head.
+  /// The language-model head as a layer; null if the head is another.
   nn::Linear* lm_head() { return lm_head_.get(); }
 
-  /// Logits [N, V] of rows of normalised hidden states, without gradient.
-  at::Tensor logits(const at::Tensor& normalized);
+  /// Logits [N,V] of rows of normalised hidden states, without gradient, each row's changed by its
+  /// adapters: as nn::Pass has them, of all N rows.
+  at::Tensor logits(const at::Tensor& normalized, const std::vector<nn::AdaptedRows>& adapters = {},
+                    const nn::RowAdapters* row_adapters = nullptr);
 
   /// Memory for sequences, zero: of this rank's layers and heads.
   nn::Cache make_cache(const nn::CacheSize& size) const;

@@ -21,6 +21,18 @@
 
 namespace heddle::nn {
 
+Linear::Linear(std::string name, std::int64_t out_features, std::int64_t in_features,
+               Placement placement)
+    : module_(module_of(name)),
+      own_(std::make_unique<Parameter>(std::move(name),
+                                       std::vector<std::int64_t>{out_features, in_features},
+                                       std::move(placement))),
+      weight_(own_.get()) {}
+
+std::string module_of(const std::string& parameter) {
+  return parameter.ends_with(".weight") ? parameter.substr(0, parameter.size() - 7) : parameter;
+}
+
 void PostponedWork::run() {
   for (const auto& work : std::exchange(work_, {})) work();
 }

@@ -74,6 +74,9 @@ std::vector<at::Tensor> linears(const ops::KernelTable& kernels, const LinearInp
 class Linear;
 struct Pass;
 
+/// The module name of a parameter: without ".weight".
+std::string module_of(const std::string& parameter);
+
 /// The outputs of layers that share their input, in order, each row's changed by its adapters.
 std::vector<at::Tensor> forward_all(const Pass& pass, const LinearInput& x,
                                     const std::vector<Linear*>& layers);
@@ -85,22 +88,28 @@ at::Tensor gated_in_one(const Pass& pass, const LinearInput& x, Linear& gate, Li
 class Linear {
  public:
   Linear(std::string name, std::int64_t out_features, std::int64_t in_features,
-         Placement placement = {})
-      : weight_(std::move(name), {out_features, in_features}, std::move(placement)) {}
+         Placement placement = {});
+  /// A projection by a matrix [out,in] that another part of the model owns, as a tied head's is.
+  Linear(std::string module, Parameter& shared) : module_(std::move(module)), weight_(&shared) {}
 
   /// Without adapters.
   at::Tensor forward(const ops::KernelTable& kernels, const LinearInput& x) {
-    return linears(kernels, x, {&weight_})[0];
+    return linears(kernels, x, {weight_})[0];
   }
   at::Tensor forward(const Pass& pass, const LinearInput& x) {
     return forward_all(pass, x, {this})[0];
   }
-  Parameter& weight() { return weight_; }
-  std::int64_t out_features() const { return weight_.global_shape()[0]; }
-  std::int64_t in_features() const { return weight_.global_shape()[1]; }
+  /// The layer's name: its weight's without ".weight", unless the weight is shared.
+  const std::string& module() const { return module_; }
+  Parameter& weight() { return *weight_; }
+  bool owns_weight() const { return own_ != nullptr; }
+  std::int64_t out_features() const { return weight_->global_shape()[0]; }
+  std::int64_t in_features() const { return weight_->global_shape()[1]; }
 
  private:
-  Parameter weight_;
+  std::string module_;
+  std::unique_ptr<Parameter> own_;  ///< Null: shared.
+  Parameter* weight_;
 };
 
 /// Rows of the table. tokens [T] int64; returns [T,H].

@@ -7,6 +7,7 @@
 
 #include <utility>
 
+#include "nn/low_rank.h"
 #include "ops/autograd.h"
 #include "ops/collectives.h"
 
@@ -123,24 +124,28 @@ TokenLossResult run_token_loss(Model& model, const at::Tensor& hidden, const Los
 
 TokenLogprobs::TokenLogprobs(Model& model, const at::Tensor& hidden, const LossRows& rows,
                              bool want_gradients, bool want_entropy, double temperature,
-                             at::Tensor support, at::Tensor entropy_gradients)
+                             at::Tensor support, at::Tensor entropy_gradients,
+                             std::vector<ChangedHeadRows> changed)
     : model_(model),
       rows_(rows),
       support_(std::move(support)),
       entropy_gradients_(std::move(entropy_gradients)),
-      trunk_(ops::detached(hidden)) {
+      trunk_(ops::detached(hidden)),
+      changed_(std::move(changed)) {
   values_ = at::zeros({0}, rows.loss_weights.options());
   if (want_entropy) entropy_ = values_;
   if (rows.total == 0) return;
   if (want_gradients) trunk_.set_requires_grad(true);
   normalized_ = head_rows(model, trunk_, rows, want_gradients, temperature);
+  want_gradients ? change_rows() : ops::run_without_gradient([this] { change_rows(); });
   ops::LinearCrossEntropy::Inputs inputs;
   inputs.hidden = normalized_;
+  inputs.changes = changes_;
   inputs.labels = rows.labels;
   inputs.support = support_;
   inputs.want_entropy = want_entropy;
-  const bool is_one_pass =
-      want_gradients && !model.head_weight().trainable() && !entropy_gradients_.defined();
+  const bool is_one_pass = want_gradients && !model.head_weight().trainable() && changes_.empty() &&
+                           !entropy_gradients_.defined();
   inputs.keep_logits = want_gradients && !is_one_pass;
   const auto result = cross_entropy(model, inputs, is_one_pass);
   logits_ = result.logits;
@@ -149,27 +154,54 @@ TokenLogprobs::TokenLogprobs(Model& model, const at::Tensor& hidden, const LossR
   if (is_one_pass) unit_gradient_ = result.grad_hidden;
 }
 
+void TokenLogprobs::change_rows() {
+  std::int64_t first = 0;
+  for (const ChangedHeadRows& part : changed_) {
+    if (part.change != nullptr && part.rows > 0) {
+      const at::Tensor low = nn::linears(model_.kernels(), normalized_.narrow(0, first, part.rows),
+                                         {&part.change->a()})[0] *
+                             part.change->scaling();
+      changes_.push_back({first, low, part.change->b().data()});
+    }
+    first += part.rows;
+  }
+  TORCH_CHECK(changed_.empty() || first == normalized_.size(0), "adapters of ", first,
+              " rows of the head for ", normalized_.size(0));
+}
+
 at::Tensor TokenLogprobs::gradient(const at::Tensor& d_values) {
   if (rows_.total == 0) return ops::run_without_gradient([&] { return at::zeros_like(trunk_); });
-  ops::run_backward({normalized_}, {gradient_of_normalized(d_values)});
+  differentiate(d_values);
   return trunk_.grad();
 }
 
-at::Tensor TokenLogprobs::gradient_of_normalized(const at::Tensor& d_values) {
+void TokenLogprobs::differentiate(const at::Tensor& d_values) {
   // The operator's loss is the sum of loss weight x -log p.
   if (unit_gradient_.defined()) {
-    return ops::run_without_gradient(
+    const at::Tensor gradient = ops::run_without_gradient(
         [&] { return (unit_gradient_ * -d_values.unsqueeze(1)).to(unit_gradient_.scalar_type()); });
+    return ops::run_backward({normalized_}, {gradient});
   }
   ops::LinearCrossEntropy::Inputs inputs;
   inputs.hidden = normalized_;
+  inputs.changes = changes_;
   inputs.labels = rows_.labels;
   inputs.support = support_;
   inputs.loss_weights = -d_values;
   inputs.entropy_gradients = entropy_gradients_;
   inputs.want_entropy = entropy_gradients_.defined();
   inputs.logits = std::exchange(logits_, {});
-  return cross_entropy(model_, inputs, /*want_gradients=*/true).grad_hidden;
+  const auto result = cross_entropy(model_, inputs, /*want_gradients=*/true);
+  ops::Tensors outputs = {normalized_}, gradients = {result.grad_hidden};
+  std::size_t next = 0;
+  for (const ChangedHeadRows& part : changed_) {
+    if (part.change == nullptr || part.rows == 0) continue;
+    const ops::LinearCrossEntropy::ChangeGradient& own = result.grad_changes.at(next);
+    if (part.change->b().trainable()) part.change->b().add_gradient(own.weight);
+    outputs.push_back(changes_[next++].low);
+    gradients.push_back(own.low);
+  }
+  ops::run_backward(outputs, gradients);
 }
 
 }  // namespace heddle::objective

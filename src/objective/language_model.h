@@ -44,11 +44,17 @@ TokenLossResult run_token_loss(Model& model, const at::Tensor& hidden, const Los
                                const ops::LinearCrossEntropy::TokenLoss& loss, bool want_gradients,
                                double temperature, const at::Tensor& entropy_gradients = {});
 
+/// Consecutive rows of a head and the adapter that changes it for them, null for none.
+struct ChangedHeadRows {
+  nn::LowRank* change = nullptr;
+  std::int64_t rows = 0;
+};
+
 /// Log-probabilities of a micro-batch's labels, for losses of whole sequences: first their
-/// values, then, from the derivative of the loss by each, the gradients. A head that is trained
-/// keeps the logits in between if they are one chunk of the kernel's, else computes them twice; a
-/// frozen one keeps the gradient of each row by its log-probability instead, unless the loss holds
-/// the entropies.
+/// values, then, from the derivative of the loss by each, the gradients. A head that is trained, or
+/// has an adapter, keeps the logits in between if they are one chunk of the kernel's, else computes
+/// them twice; a frozen one keeps the gradient of each row by its log-probability instead, unless
+/// the loss holds the entropies.
 class TokenLogprobs {
  public:
   /// On hidden states [T/tp,H]. All ranks along tp make theirs together. The distributions are
@@ -56,26 +62,34 @@ class TokenLogprobs {
   /// `support` [n,k] int64: the tokens that each is over, then -1; undefined: all tokens.
   /// `entropy_gradients` [n]: the loss's derivatives by the entropies, which want_entropy gives;
   /// undefined: it holds none.
+  /// `changed`: adapters of the head, of all rows in order; empty: none.
   TokenLogprobs(Model& model, const at::Tensor& hidden, const LossRows& rows, bool want_gradients,
                 bool want_entropy = false, double temperature = 1, at::Tensor support = {},
-                at::Tensor entropy_gradients = {});
+                at::Tensor entropy_gradients = {}, std::vector<ChangedHeadRows> changed = {});
 
   /// [n] of this rank's run of rows.
   const at::Tensor& values() const { return values_; }
   /// [n] of the distributions, in nats; undefined unless asked for.
   const at::Tensor& entropy() const { return entropy_; }
-  /// From d loss / d values [n] the gradient [T/tp,H] of the hidden states; adds those of norm and
-  /// head. At most once, by all ranks along tp together.
+  /// From d loss / d values [n] the gradient [T/tp,H] of the hidden states; adds those of norm,
+  /// head and its adapters. At most once, by all ranks along tp together.
   at::Tensor gradient(const at::Tensor& d_values);
 
  private:
-  at::Tensor gradient_of_normalized(const at::Tensor& d_values);
+  /// The changes of the head with what they make of the normalized rows, recorded if there will be
+  /// gradients.
+  void change_rows();
+  /// Gives the gradients to the backward of what the head reads.
+  void differentiate(const at::Tensor& d_values);
 
   Model& model_;
   const LossRows& rows_;
   at::Tensor support_, entropy_gradients_;
   at::Tensor trunk_, normalized_, values_, entropy_;
-  at::Tensor unit_gradient_;  ///< [n,H] of the sum of -values; undefined where the head is trained.
+  std::vector<ChangedHeadRows> changed_;
+  std::vector<ops::LinearCrossEntropy::Change> changes_;  ///< Of those of changed_ with one.
+  at::Tensor unit_gradient_;  ///< [n,H] of the sum of -values; undefined where the head is trained
+                              ///< or changed.
   at::Tensor logits_;         ///< Where the head is trained, of one chunk.
 };
 

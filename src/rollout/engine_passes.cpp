@@ -37,6 +37,12 @@ Draw prompt_draw_of(const Sequence& sequence, std::int64_t t, std::int64_t numbe
   return draw;
 }
 
+void add_rows(std::vector<nn::AdaptedRows>& adapters, const nn::AdapterSet* set,
+              std::int64_t rows) {
+  if (adapters.empty() || adapters.back().set != set) adapters.push_back({set, 0, {}});
+  adapters.back().rows += rows;
+}
+
 bool tells_experts(const Part& part) { return part.sequence->request->return_experts; }
 
 }  // namespace
@@ -57,9 +63,7 @@ at::Tensor Engine::run(const std::vector<Part>& parts) {
     slots.push_back(sequence.held.slot);
     lengths.push_back(sequence.held.tokens);
     pages.push_back(sequence.held.pages);
-    const nn::AdapterSet* const set = sequence.adapter->set.get();
-    if (adapters.empty() || adapters.back().set != set) adapters.push_back({set, 0, {}});
-    adapters.back().rows += part.count;
+    add_rows(adapters, sequence.adapter->set.get(), part.count);
   }
   // The ranks along tp divide the rows, and one without a sequence takes part all the same.
   const std::int64_t tp = model.tensor_group().size(),
@@ -141,7 +145,12 @@ at::Tensor Engine::table_of(const TokenTable& shape, const at::Tensor& hidden,
     const std::vector<std::int64_t> block(rows.begin() + begin, rows.begin() + begin + n),
         block_places(places.begin() + begin, places.begin() + begin + n);
     const at::Tensor index = at::tensor(block, at::kLong).to(hidden.device());
-    at::Tensor logits = model.logits(model.final_norm(hidden.index_select(0, index)));
+    std::vector<nn::AdaptedRows> adapters;
+    for (const std::int64_t place : block_places) {
+      add_rows(adapters, wanted[static_cast<std::size_t>(place)].part->sequence->adapter->set.get(),
+               1);
+    }
+    at::Tensor logits = model.logits(model.final_norm(hidden.index_select(0, index)), adapters);
     // NPUs have no float64, which numbers of tokens are told in: there the host draws.
     if (!logits.is_cpu() && !logits.is_cuda()) logits = logits.cpu();
     std::vector<Draw> draws;

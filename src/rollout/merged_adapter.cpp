@@ -28,6 +28,12 @@ MergedAdapter::MergedAdapter(assembly::ModelOnRanks& placed) {
   parts.visit_linears([&](nn::Linear& layer) {
     nn::LowRank* const change = set.of(layer);
     if (change == nullptr) return;
+    if (!layer.owns_weight()) {
+      throw_error<ConfigError>(
+          "merge_adapter: {} has an adapter and the embedding's weight, which the sum would change "
+          "too; leave rollout.merge_adapter out",
+          layer.module());
+    }
     nn::Parameter& weight = layer.weight();
     add(weight, [change, &weight](const at::Tensor& sum) {
       write_sum(sum, weight.data(), change->b().data(), change->a().data(), change->scaling());

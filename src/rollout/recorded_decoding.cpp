@@ -168,7 +168,7 @@ at::Tensor RecordedDecoding::run_layers(const Step& step, const Key& key,
   if (key.rank > 0) by_row = tables_->adapters(step.runs, key.rank);
   if (by_row) pass.row_adapters = &*by_row;
   const at::Tensor hidden = placed_.pipeline->evaluate(model, step.whole.select(0, kToken), pass);
-  return model.logits(model.final_norm(hidden));
+  return model.logits(model.final_norm(hidden), pass.adapters, pass.row_adapters);
 }
 
 void RecordedDecoding::run(Step& step, const Key& key) const {

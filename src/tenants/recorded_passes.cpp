@@ -30,6 +30,15 @@ std::vector<const adapters::LoraSet*> sets_of(std::span<const Piece> pieces) {
   return sets;
 }
 
+/// The adapters of the head by rows of a recorded pass, on one rank, whose pieces are not padded.
+std::vector<objective::ChangedHeadRows> changed_heads(assembly::Model& model,
+                                                      const objective::LocalBatch& batch) {
+  std::vector<objective::ChangedHeadRows> changed;
+  for (const nn::AdaptedRows& piece : batch.adapters)
+    changed.push_back({piece.set->of(*model.lm_head()), piece.rows});
+  return changed;
+}
+
 }  // namespace
 
 std::string RecordedPasses::why_not(const assembly::ModelOnRanks& base) {
@@ -158,7 +167,9 @@ void RecordedPasses::queue(Recorded& pass) {
         const at::Tensor hidden =
             blocks.forward(pass.batch.embed(model), pass.batch.pass(model, /*training=*/true),
                            /*wants_input_gradient=*/false, tape);
-        logprobs.emplace(model, hidden, pass.rows, /*want_gradients=*/true);
+        logprobs.emplace(model, hidden, pass.rows, /*want_gradients=*/true,
+                         /*want_entropy=*/false, /*temperature=*/1, at::Tensor(), at::Tensor(),
+                         changed_heads(model, pass.batch));
         pass.values = logprobs->values();
       },
       neighbour);

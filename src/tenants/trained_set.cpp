@@ -23,6 +23,7 @@ bool contains(const std::string& name, const char* part) {
 
 bool is_wanted(const SetOptions& options, const std::string& module) {
   if (contains(module, ".self_attn.") || contains(module, ".linear_attn.")) return options.attn;
+  if (module == "lm_head") return options.unembed;
   const bool routes = module.ends_with(".mlp.gate") || module.ends_with("shared_expert_gate");
   return contains(module, ".mlp.") && !routes && options.mlp;
 }
@@ -33,8 +34,7 @@ std::vector<LoraSet::Module> modules_of(assembly::Model& model, const SetOptions
   const auto add = [&](const std::string& name) {
     if (is_wanted(options, name)) modules.push_back({name, options.rank, scaling});
   };
-  model.visit_linears(
-      [&](nn::Linear& linear) { add(adapters::module_of(linear.weight().name())); });
+  model.visit_linears([&](nn::Linear& linear) { add(linear.module()); });
   model.visit_expert_weights([&](nn::ExpertWeights& weights) { add(weights.weight().name()); });
   return modules;
 }
@@ -56,8 +56,6 @@ TrainedSet make_trained_set(assembly::ModelOnRanks& base, const SetOptions& opti
     throw_error<ConfigError>("rank {}: expected a number from 1 to 512", options.rank);
   if (!(options.alpha > 0) || !std::isfinite(options.alpha))
     throw_error<ConfigError>("alpha {}: expected a number above 0", options.alpha);
-  if (options.unembed)
-    throw_error<ConfigError>("train_unembed: adapters on the language-model head are not built");
   adapters::LoraOptions lora;
   lora.rank = options.rank;
   lora.alpha = options.alpha;

@@ -52,16 +52,17 @@ nlohmann::ordered_json state_of(const TrainedSet& set, bool with_optimizer) {
 std::unique_ptr<adapters::LoraSet> factors_of(assembly::ModelOnRanks& base,
                                               const std::filesystem::path& directory) {
   const ckpt::AdapterDirectory files = ckpt::AdapterDirectory::open(directory);
-  const auto on_table = [](const ckpt::LoraPair& pair) {
-    return pair.is_embedding || pair.module == "lm_head";
-  };
-  if (!files.saved().empty() || std::any_of(files.pairs().begin(), files.pairs().end(), on_table)) {
+  const auto on_embedding = [](const ckpt::LoraPair& pair) { return pair.is_embedding; };
+  if (!files.saved().empty() ||
+      std::any_of(files.pairs().begin(), files.pairs().end(), on_embedding)) {
     throw_error<ModelError>(
-        "{}: the adapter changes embedding or head or brings whole modules, which would change the "
-        "base model of all sets",
+        "{}: the adapter changes the embedding or brings whole modules, which would change the "
+        "base "
+        "model of all sets",
         directory.string());
   }
-  return ckpt::load_adapter(files, *base.model, base.source->path().string());
+  return ckpt::load_adapter(files, *base.model, base.source->path().string(), {},
+                            /*keeps_head=*/true);
 }
 
 /// Fills optimizer and gradients of a set whose factors are there.

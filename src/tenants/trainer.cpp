@@ -38,14 +38,25 @@ void give_targets(objective::LossRows& rows, const Targets& targets) {
   rows.tokens = std::move(places);
 }
 
+/// Some cuts and the sets that they are of, in the same order.
+struct CutsOfPass {
+  std::span<const Cut> cuts;
+  std::span<const adapters::LoraSet* const> sets;
+};
+
 /// Log-probabilities of all rows of some cuts first; then each cut's loss and the gradient by its
 /// own.
-PassHeadResult apply_head(assembly::Model& model, std::span<const Cut> cuts,
-                          const at::Tensor& hidden, const objective::LocalBatch& batch) {
+PassHeadResult apply_head(assembly::Model& model, const CutsOfPass& pass, const at::Tensor& hidden,
+                          const objective::LocalBatch& batch) {
+  const std::span<const Cut> cuts = pass.cuts;
   const bool wants_gradients = !cuts[0].work->forward_only;
   objective::LossRows rows(model, batch.host, 1);
   if (const auto soft = soft_targets_of(cuts)) give_targets(rows, *soft);
-  objective::TokenLogprobs logprobs(model, hidden, rows, wants_gradients);
+  std::vector<objective::ChangedHeadRows> changed;
+  for (std::size_t i = 0; i < cuts.size(); ++i)
+    changed.push_back({pass.sets[i]->of(*model.lm_head()), cuts[i].rows});
+  objective::TokenLogprobs logprobs(model, hidden, rows, wants_gradients, /*want_entropy=*/false,
+                                    /*temperature=*/1, {}, {}, std::move(changed));
   const at::Tensor host = logprobs.values().to(at::kCPU, at::kDouble).contiguous();
   const CutLosses losses =
       losses_of(cuts, {host.const_data_ptr<double>(), static_cast<std::size_t>(host.numel())});
@@ -61,9 +72,11 @@ PassHeadResult apply_head(assembly::Model& model, std::span<const Cut> cuts,
 }
 
 /// The head of one cut alone, whose products are then those of the cut alone.
-objective::HeadFunction head_of(assembly::Model& model, const Cut& cut) {
-  return [&model, cut](const at::Tensor& hidden, const objective::LocalBatch& batch) {
-    const PassHeadResult own = apply_head(model, {&cut, 1}, hidden, batch);
+objective::HeadFunction head_of(assembly::Model& model, const Cut& cut,
+                                const adapters::LoraSet& set) {
+  return [&model, cut, &set](const at::Tensor& hidden, const objective::LocalBatch& batch) {
+    const adapters::LoraSet* const own_set = &set;
+    const PassHeadResult own = apply_head(model, {{&cut, 1}, {&own_set, 1}}, hidden, batch);
     return objective::HeadResult{own.losses[0], own.grad_hidden};
   };
 }
@@ -222,7 +235,9 @@ void Trainer::State::launch(const std::vector<std::vector<Cut>>& planned,
   if (!options.deterministic) {
     joint.pass_head = [&](std::size_t pass, const at::Tensor& hidden,
                           const objective::LocalBatch& batch) {
-      return apply_head(*base.model, planned[pass], hidden, batch);
+      std::vector<const adapters::LoraSet*> sets;
+      for (const Piece& piece : passes[pass]) sets.push_back(piece.set);
+      return apply_head(*base.model, {planned[pass], sets}, hidden, batch);
     };
   }
   const auto sums = run_joint_passes(base, passes, joint);
@@ -244,9 +259,9 @@ void Trainer::State::run(const std::vector<Cut>& cuts, bool wants_gradients) {
     for (const Cut& cut : pass) {
       shape.sequences += static_cast<std::int64_t>(cut.data.size());
       shape.tokens += cut.tokens;
-      pieces.push_back({.set = at(cut.work->set).factors.get(),
-                        .batch = batch_of(cut.data),
-                        .head = head_of(*base.model, cut)});
+      const adapters::LoraSet& set = *at(cut.work->set).factors;
+      pieces.push_back(
+          {.set = &set, .batch = batch_of(cut.data), .head = head_of(*base.model, cut, set)});
     }
     if (may_replay) {
       // One by one: a set's sums come in the order of its cuts.

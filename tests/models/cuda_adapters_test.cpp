@@ -23,7 +23,7 @@ class GpuAdaptersOfRequests : public ::testing::Test {
     assembly::NewAdapters adapters;
     adapters.targets = {"all-linear"};
     placed_.emplace(testing::model_on_gpu(assembly::Purpose::kGenerate, adapters));
-    adapters_ = {set({"all-linear"}, 16), set({"q_proj", "v_proj"}, 8), set({"all-linear"}, 64),
+    adapters_ = {set({"all-linear"}, 16), head_set(8), set({"all-linear"}, 64),
                  set({"gate_proj", "down_proj"}, 1),
                  std::make_shared<const Adapter>(Adapter{"base", 0, nullptr})};
   }
@@ -35,13 +35,30 @@ class GpuAdaptersOfRequests : public ::testing::Test {
     auto own =
         std::make_shared<adapters::LoraSet>(ckpt::adaptable(*placed_->model), targets,
                                             std::vector<std::string>{}, options, placed_->context);
-    own->initialize();
     // Changes of few layers are made as visible as those of many.
-    const double scale = targets.size() > 1 ? 0.15 : 0.05;
-    own->visit_parameters([&](nn::Parameter& factor) {
+    fill(*own, targets.size() > 1 ? 0.15 : 0.05);
+    return std::make_shared<const Adapter>(Adapter{targets[0] + std::to_string(rank), 0, own});
+  }
+  /// Changes the values of attention and the language-model head.
+  std::shared_ptr<const Adapter> head_set(std::int64_t rank) {
+    std::vector<adapters::LoraSet::Module> modules;
+    placed_->model->visit_linears([&](const nn::Linear& linear) {
+      if (linear.module().ends_with("v_proj") || linear.module() == "lm_head")
+        modules.push_back({linear.module(), rank, 2});
+    });
+    EXPECT_EQ(modules.back().name, "lm_head");
+    auto own = std::make_shared<adapters::LoraSet>(
+        ckpt::adaptable(*placed_->model), modules,
+        adapters::LoraOptions{.rank = rank, .alpha = 2.0 * static_cast<double>(rank)},
+        placed_->context);
+    fill(*own, 0.15);
+    return std::make_shared<const Adapter>(Adapter{"head", 0, own});
+  }
+  static void fill(adapters::LoraSet& set, double scale) {
+    set.initialize();
+    set.visit_parameters([&](nn::Parameter& factor) {
       if (factor.name().ends_with("lora_B.weight")) factor.data().normal_(0, scale);
     });
-    return std::make_shared<const Adapter>(Adapter{targets[0] + std::to_string(rank), 0, own});
   }
 
   static std::vector<std::int32_t> prompt(std::int64_t i) {

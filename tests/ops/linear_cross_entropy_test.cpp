@@ -47,6 +47,8 @@ LinearCrossEntropy::Result dense(const LinearCrossEntropy::Inputs& in) {
   const at::Tensor kept = (in.labels != -100).to(at::kDouble);
   const at::Tensor label = in.labels.clamp_min(0).unsqueeze(1);
   const at::Tensor logits = at::mm(h, w.t());
+  for (const auto& [first, low, weight] : in.changes)
+    logits.narrow(0, first, low.size(0)).addmm_(low.to(at::kDouble), weight.to(at::kDouble).t());
   LinearCrossEntropy::Result r;
   const at::Tensor log_p = at::log_softmax(logits, -1);
   r.logprobs = log_p.gather(1, label).squeeze(1) * kept;
@@ -57,6 +59,11 @@ LinearCrossEntropy::Result dense(const LinearCrossEntropy::Inputs& in) {
   d = d * (kept * lw * in.gradient_scale).unsqueeze(1);
   r.grad_hidden = at::mm(d, w);
   r.grad_weight = at::mm(d.t(), h);
+  for (const auto& [first, low, weight] : in.changes) {
+    const at::Tensor own = d.narrow(0, first, low.size(0));
+    r.grad_changes.push_back(
+        {at::mm(own, weight.to(at::kDouble)), at::mm(own.t(), low.to(at::kDouble))});
+  }
   return r;
 }
 
@@ -132,6 +139,85 @@ TEST(LinearCrossEntropy, KeptLogitsGiveTheBitsOfOnePass) {
                              one_pass.grad_hidden));
     }
   }
+}
+
+TEST(LinearCrossEntropy, ChangesOfSomeRowsEqualTheDenseFormula) {
+  for (const char* name : {"reference", kOwn}) {
+    for (const c10::ScalarType dtype : kernel_dtypes()) {
+      // One chunk; several of the CPU's kernels, in whose middle a change ends; several of an
+      // NPU's.
+      for (const auto& [rows, hidden, vocab] :
+           {std::tuple{12, 5, 7}, {65, 33, 1031}, {450, 24, 20011}, {2100, 16, 57}}) {
+        SCOPED_TRACE(std::string(name) + " " + c10::toString(dtype) + " " + std::to_string(vocab));
+        const KernelTable kernels = table(name, dtype);
+        LinearCrossEntropy::Inputs in = make(rows, hidden, vocab, dtype);
+        in.labels = in.labels.clamp_min(0);
+        in.all_rows_labelled = true;
+        const auto change = [&](std::int64_t first, std::int64_t count, std::int64_t rank) {
+          in.changes.push_back({first, randn({count, rank}, dtype, 10 + rank),
+                                randn({vocab, rank}, dtype, 20 + rank) * 0.3});
+        };
+        change(0, rows / 3, 4);
+        change(rows / 3 + 1, 2, 3);  // after a row without a change
+        change(rows - 4, 3, 8);
+        const auto expected = dense(in);
+        const double tolerance = tolerance_of(dtype);
+        const auto expect = [&](const LinearCrossEntropy::Result& r) {
+          EXPECT_TRUE(close(r.logprobs, expected.logprobs, tolerance));
+          EXPECT_TRUE(close(r.entropy, expected.entropy, tolerance));
+          EXPECT_TRUE(close(r.grad_hidden, expected.grad_hidden, tolerance));
+          ASSERT_EQ(r.grad_changes.size(), 3U);
+          for (std::size_t i = 0; i < 3; ++i) {
+            // Sums of few rows over the vocabulary, in which the label meets all others.
+            EXPECT_TRUE(close(r.grad_changes[i].low, expected.grad_changes[i].low, 3 * tolerance));
+            EXPECT_TRUE(
+                close(r.grad_changes[i].weight, expected.grad_changes[i].weight, tolerance));
+          }
+        };
+        const auto r = linear_cross_entropy(kernels, in, true, true);
+        expect(r);
+        EXPECT_TRUE(close(r.grad_weight, expected.grad_weight, tolerance));
+        expect(linear_cross_entropy(kernels, in, true, false));
+        EXPECT_TRUE(linear_cross_entropy(kernels, in, false, false).grad_changes.empty());
+        // A loss of tokens and kept logits give the same.
+        LinearCrossEntropy::Inputs of_tokens = in, kept = in;
+        const at::Tensor derivatives = -in.loss_weights.to(at::kDouble) * in.gradient_scale;
+        of_tokens.loss_weights = at::Tensor(), of_tokens.gradient_scale = 1;
+        of_tokens.token_loss = [&](std::int64_t first, const at::Tensor& logprobs) {
+          return derivatives.narrow(0, first, logprobs.size(0));
+        };
+        expect(linear_cross_entropy(kernels, of_tokens, true, false));
+        kept.keep_logits = true;
+        const auto first = linear_cross_entropy(kernels, kept, false, false);
+        kept.keep_logits = false;
+        kept.logits = first.logits;
+        expect(linear_cross_entropy(kernels, kept, true, false));
+      }
+    }
+  }
+}
+
+TEST(LinearCrossEntropy, ChangesThatDoNotFitAreRefused) {
+  auto in = make(6, 8, 11, at::kFloat);
+  in.labels = in.labels.clamp_min(0);
+  in.all_rows_labelled = true;
+  const KernelTable kernels = table(kOwn, at::kFloat);
+  const auto with = [&](std::int64_t first, std::int64_t rows, std::int64_t rank,
+                        std::int64_t vocab) {
+    in.changes.push_back(
+        {first, randn({rows, rank}, at::kFloat, 1), randn({vocab, 2}, at::kFloat, 2)});
+    return [&] { linear_cross_entropy(kernels, in, true, true); };
+  };
+  EXPECT_NO_THROW(with(0, 2, 2, 11)());
+  EXPECT_NO_THROW(with(2, 1, 2, 11)());
+  const auto good = in.changes;
+  for (const auto& [first, rows, rank, vocab] :
+       {std::tuple{2, 2, 2, 11}, {5, 2, 2, 11}, {3, 1, 3, 11}, {3, 1, 2, 12}}) {
+    in.changes = good;
+    EXPECT_THROW(with(first, rows, rank, vocab)(), c10::Error);
+  }
+  in.changes = good, in.all_rows_labelled = false;
+  EXPECT_THROW(linear_cross_entropy(kernels, in, true, true), c10::Error);
 }
 
 /// A loss of single rows whose derivative depends on their log-probability: sum of w p(label), of

@@ -7,6 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "base/files.h"
 #include "served.h"
 #include "testing/temporary_directory.h"
 
@@ -120,6 +121,38 @@ TEST(Durable, ARunWithoutASeedKeepsTheOneItWasGiven) {
                                                   {"lora_config", {{"rank", 8}, {"seed", seed}}}});
   EXPECT_EQ(weights_after(caller, steps_of(again.at("model_id"), 1, 1)), before);
   EXPECT_EQ(weights_after(caller, steps_of(again.at("model_id"), 3, 1)), after);
+}
+
+TEST(Durable, ALoadWithAnotherTenantsKeyIsRunAgainWithoutIt) {
+  const Directory folder;
+  std::string ann, bob, grant, run;
+  {
+    Served served(folder.path(), durable());
+    ann = served.keys().add("ann", "train");
+    bob = served.keys().add("bob", "train");
+    grant = served.keys().add("ann", "read");
+    ApiClient owner(served.port(), ann), other(served.port(), bob);
+    const std::string owned = owner.create_model(owner.session()).at("model_id");
+    const json saved =
+        owner.wait(owner.post("save_weights", {{"model_id", owned}, {"path", "w"}, {"seq_id", 1}}));
+    const std::string session = other.session();
+    run = session + ":train:0";
+    const json loaded = other.wait(other.post("load_weights", {{"session_id", session},
+                                                               {"model_seq_id", 0},
+                                                               {"path", saved.at("path")},
+                                                               {"optimizer", true},
+                                                               {"weights_access_token", grant}}));
+    ASSERT_EQ(loaded.at("model_id"), run);
+    other.wait(other.post("optim_step", ApiClient::step(run, 1)));
+    served.keys().revoke(grant.substr(0, 12));
+  }
+  for (const auto& entry : std::filesystem::directory_iterator(folder.path())) {
+    if (!entry.is_regular_file()) continue;
+    EXPECT_EQ(files::read(entry.path(), files::kTextLimit).find(grant), std::string::npos) << entry.path();
+  }
+  Served served(folder.path(), durable());
+  ApiClient other(served.port(), bob);
+  EXPECT_FALSE(other.wait(other.post("optim_step", ApiClient::step(run, 2))).contains("error"));
 }
 
 TEST(Durable, ARunThatEndsLeavesNothingBehind) {

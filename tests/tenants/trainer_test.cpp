@@ -62,7 +62,8 @@ class TenantsTest : public ::testing::Test {
             .alpha = 16,
             .seed = static_cast<std::uint64_t>(seed),
             .attn = seed % 3 != 1,
-            .mlp = seed % 3 != 2};
+            .mlp = seed % 3 != 2,
+            .unembed = seed % 2 == 1};
   }
 
   struct History {

@@ -66,8 +66,24 @@ LinearCrossEntropy::Result linear_cross_entropy(const KernelTable& kernels,
   TORCH_CHECK(!grad_weight_buffer.defined() || grad_weight_buffer.sizes() == inputs.weight.sizes(),
               "linear_cross_entropy: the gradient buffer must have the weight's shape ",
               inputs.weight.sizes());
+  std::int64_t next = 0;
+  for (const LinearCrossEntropy::Change& change : inputs.changes) {
+    TORCH_CHECK(inputs.all_rows_labelled && !inputs.support.defined() && change.first >= next &&
+                    change.low.dim() == 2 && change.first + change.low.size(0) <= rows &&
+                    change.weight.dim() == 2 && change.weight.size(0) == inputs.weight.size(0) &&
+                    change.weight.size(1) == change.low.size(1) &&
+                    change.low.scalar_type() == change.weight.scalar_type(),
+                "linear_cross_entropy: a change of the rows from ", change.first, " on, low ",
+                change.low.sizes(), " ", change.low.scalar_type(), " and weight ",
+                change.weight.sizes(), " ", change.weight.scalar_type(),
+                ": expected [n,r] after row ", next, " of ", rows,
+                " labelled ones without a support, and [V,r]");
+    next = change.first + change.low.size(0);
+  }
   const NoGradient guard;
   LinearCrossEntropy::Inputs plain = inputs;
+  for (LinearCrossEntropy::Change& change : plain.changes)
+    change.low = detached(change.low), change.weight = detached(change.weight);
   plain.hidden = detached(inputs.hidden);
   plain.weight = detached(inputs.weight);
   if (inputs.support.defined()) {

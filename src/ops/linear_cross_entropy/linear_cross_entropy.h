@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <vector>
 
 #include "ops/registry.h"
 
@@ -16,9 +17,22 @@ struct LinearCrossEntropy {
   /// device; rows come in order, each once. The kernel calls it between a chunk's logits and the
   /// gradients of that chunk, so it must not wait for the device.
   using TokenLoss = std::function<at::Tensor(std::int64_t first, const at::Tensor& logprobs)>;
+  /// A low-rank change of the head for rows [first, first + n): low weight^T is added to their
+  /// logits.
+  struct Change {
+    std::int64_t first = 0;
+    at::Tensor low;     ///< [n,r]
+    at::Tensor weight;  ///< [V,r]
+  };
+  struct ChangeGradient {
+    at::Tensor low;     ///< [n,r]
+    at::Tensor weight;  ///< [V,r] fp32 (fp64)
+  };
   struct Inputs {
-    at::Tensor hidden;          ///< [N,H]
-    at::Tensor weight;          ///< [V,H]
+    at::Tensor hidden;  ///< [N,H]
+    at::Tensor weight;  ///< [V,H]
+    /// In the order of their rows, which do not overlap. Needs all_rows_labelled and no support.
+    std::vector<Change> changes = {};
     at::Tensor labels;          ///< [N] int64, -100 = ignored
     at::Tensor loss_weights;    ///< [N] fp32 or wider; undefined = 1
     double gradient_scale = 1;  ///< The gradients are those of gradient_scale * loss_sum.
@@ -62,6 +76,8 @@ struct LinearCrossEntropy {
     at::Tensor grad_hidden;  ///< [N,H], zero where ignored; undefined unless asked for.
     at::Tensor grad_weight;  ///< [V,H]: the buffer that was given, or a new one; undefined unless
                              ///< asked for.
+    /// One a change, in their order; empty unless grad_hidden was asked for.
+    std::vector<ChangeGradient> grad_changes = {};
   };
   struct Functions {
     /// Forward and gradients in one pass over row chunks: the loss is linear in its gradient, so

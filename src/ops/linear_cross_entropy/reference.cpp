@@ -55,11 +55,13 @@ LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& in, bool wa
   if (want_grad_weight && !grad_weight_buffer.defined()) {
     grad_weight_buffer = at::zeros(in.weight.sizes(), in.gradient_options());
   }
+  HeadChanges changes(in, want_grad_hidden);
   const std::int64_t chunk = chunk_rows(in.weight);
   for (std::int64_t begin = 0; begin < kept.size(0); begin += chunk) {
     const std::int64_t count = std::min(chunk, kept.size(0) - begin);
     const at::Tensor h = hidden.narrow(0, begin, count);
     at::Tensor logits = in.logits.defined() ? in.logits : product(h, in.weight, type);
+    if (!in.logits.defined()) changes.add_to(logits, begin);
     const at::Tensor label = labels.narrow(0, begin, count);
     const at::Tensor lse = at::logsumexp(logits, {1}, /*keepdim=*/true);
     logprobs.narrow(0, begin, count).copy_((at::gather(logits, 1, label) - lse).squeeze(1));
@@ -87,6 +89,7 @@ LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& in, bool wa
       grad_hidden.narrow(0, begin, count)
           .copy_(at::mm(d_logits, in.weight.to(d_logits.scalar_type())));
     }
+    changes.take(d_logits, begin);
     if (want_grad_weight) {
       const at::Tensor h_same = h.to(d_logits.scalar_type());
       if (grad_weight_buffer.scalar_type() == d_logits.scalar_type()) {
@@ -106,6 +109,7 @@ LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& in, bool wa
     result.grad_hidden =
         at::zeros(in.hidden.sizes(), in.hidden.options()).index_copy_(0, kept, grad_hidden);
   }
+  result.grad_changes = changes.gradients();
   if (want_grad_weight) result.grad_weight = grad_weight_buffer;
   return result;
 }

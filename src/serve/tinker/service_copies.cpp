@@ -84,11 +84,9 @@ std::string Service::open_copy(const Request& request, const Fields& fields,
 
 void Service::copy_weights(const Request& request, const Responder& responder) {
   const Fields fields(request.body);
-  if (fields.maybe_text("weights_access_token") ||
-      !request.header("x-tinker-weights-access-token").empty())
-    throw HttpError(400, "weights_access_token is not built: publish the checkpoint instead");
   const Caller& caller = request.caller;
-  const Checkpoint source = checkpoints_.find(fields.text("source_path"), caller.tenant);
+  const Checkpoint source =
+      checkpoints_.find(fields.text("source_path"), reader_of(request, fields));
   require_disk(caller);
   Transaction entered(data_.database());
   const std::string run = open_copy(request, fields, source);

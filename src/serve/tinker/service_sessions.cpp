@@ -11,9 +11,7 @@ namespace {
 using nlohmann::json;
 
 constexpr int kSessionRetry_s = 30;  ///< Until a client may have finished a session.
-constexpr const char* kNoHead =
-    "train_unembed is taken as false: this server has no adapters on the language-model head";
-constexpr const char* kNoProjects = "; project_id is not used: this server has no projects";
+constexpr const char* kNoProjects = "project_id is not used: this server has no projects";
 
 }  // namespace
 
@@ -42,10 +40,9 @@ void Service::create_session(const Request& request, const Responder& responder)
       .run();
   audit_.note(request.caller, "session_create", id);
   beats_[id] = now_s();
-  std::string warning = kNoHead;
-  if (fields.maybe_text("project_id")) warning += kNoProjects;
-  responder.answer(
-      200, dump({{"type", "create_session"}, {"session_id", id}, {"warning_message", warning}}));
+  json answer{{"type", "create_session"}, {"session_id", id}};
+  if (fields.maybe_text("project_id")) answer["warning_message"] = kNoProjects;
+  responder.answer(200, dump(answer));
 }
 
 void Service::require_session(const Request& request, const std::string& session) {

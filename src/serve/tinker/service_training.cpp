@@ -128,9 +128,7 @@ void Service::create_model(const Request& request, const Responder& responder) {
   }
   options.attn = lora.boolean("train_attn", true);
   options.mlp = lora.boolean("train_mlp", true);
-  // The trainer has no adapters on the head, and clients ask for them unless told otherwise: each
-  // session is warned (create_session), and weights_info says false.
-  options.unembed = false;
+  options.unembed = lora.boolean("train_unembed", true);
   open_run(request, responder, fields, options, "",
            [options](Backend& backend) { return backend.create(options); });
 }

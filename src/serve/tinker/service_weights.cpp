@@ -1,4 +1,5 @@
 #include "base/quote.h"
+#include "serve/store/keys.h"
 #include "serve/tinker/service.h"
 
 // Checkpoints: saved, loaded, listed, shared.
@@ -7,6 +8,10 @@ namespace {
 
 using nlohmann::json;
 
+constexpr const char* kToken = "weights_access_token";
+constexpr const char* kTokenHeader = "x-tinker-weights-access-token";
+/// A field that no client sends: whose key a request that is kept for a replay came with.
+constexpr const char* kReader = "heddle_reader";
 constexpr int kDiskRetry_s = 5;  ///< Until a client may have deleted something.
 
 json cursor_json(const Page& page, std::int64_t total) {
@@ -141,12 +146,38 @@ void Service::save_weights_external(const Request& request, const Responder& res
       });
 }
 
-void Service::load_weights(const Request& request, const Responder& responder) {
-  const Fields fields(request.body);
-  if (fields.maybe_text("weights_access_token"))
-    throw HttpError(400, "weights_access_token is not built: publish the checkpoint instead");
+std::string Service::reader_of(const Request& request, const Fields& fields) const {
+  if (request.is_replay) return fields.maybe_text(kReader).value_or(request.caller.tenant);
+  const std::string token =
+      fields.maybe_text(kToken).value_or(std::string(request.header(kTokenHeader)));
+  if (token.empty()) return request.caller.tenant;
+  const auto owner = Keys(data_.database()).owner(token);
+  if (!owner || !(owner->may("read") || owner->may("train") || owner->may("admin")))
+    throw HttpError(
+        403,
+        "weights_access_token: expected a key of this server with the scope read, train "
+        "or admin, of the tenant that the weights belong to");
+  return owner->tenant;
+}
+
+Request Service::as_kept(Request request, const std::string& reader) {
+  if (request.is_replay) return request;
+  json body = json::parse(request.body);
+  body.erase(kToken);
+  body.erase(kReader);
+  if (reader != request.caller.tenant) body[kReader] = reader;
+  request.body = body.dump();
+  return request;
+}
+
+void Service::load_weights(const Request& asked, const Responder& responder) {
+  const Fields fields(asked.body);
+  const std::string reader = reader_of(asked, fields);
+  const Request request = as_kept(asked, reader);
   const std::string path = fields.text("path");
-  const Checkpoint checkpoint = checkpoints_.find(path, request.caller.tenant);
+  const Checkpoint checkpoint = checkpoints_.find(path, reader);
+  if (reader != request.caller.tenant && !request.is_replay)
+    audit_.note(request.caller, "checkpoint_read", checkpoint.path);
   const bool with_optimizer = fields.boolean("optimizer", false);
   if (with_optimizer && checkpoint.kind != Checkpoint::Kind::kTraining)
     throw_http(400, "{} holds no optimizer state: load a path of weights/", checkpoint.path);

@@ -89,6 +89,7 @@ LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& in, bool wa
   const std::int64_t element_bytes = type == at::kDouble ? 8 : 4;
   const std::int64_t chunk = std::clamp<std::int64_t>(kLogitBytes / element_bytes / vocab, 64,
                                                       std::max<std::int64_t>(count, 64));
+  HeadChanges changes(in, want_grad_hidden);
   const SoftmaxRowKernels kernels = HEDDLE_CPU_SELECT(softmax_row_kernels)();
   at::Tensor buffer =
       in.logits.defined() ? in.logits : at::empty({std::min(chunk, count), vocab}, options);
@@ -96,7 +97,10 @@ LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& in, bool wa
     const std::int64_t n = std::min(chunk, count - begin);
     at::Tensor h = hidden.narrow(0, begin, n);
     at::Tensor logits = buffer.narrow(0, 0, n);
-    if (!in.logits.defined()) at::mm_out(logits, h, weight.t());
+    if (!in.logits.defined()) {
+      at::mm_out(logits, h, weight.t());
+      changes.add_to(logits, begin);
+    }
     if (in.token_loss && by_entropy.defined()) {
       softmax_rows(kernels, logits, labels.data(), factor, {}, begin, logprobs, entropy, false);
       factor.narrow(0, begin, n)
@@ -109,12 +113,14 @@ LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& in, bool wa
       d_hidden = grad_hidden.narrow(0, begin, n);
       at::mm_out(d_hidden, logits, weight);
     }
+    at::Tensor factors;
     if (scales_later) {
       // The logits hold softmax - one_hot(label).
-      const at::Tensor factors = in.token_factors(begin, logprobs.narrow(0, begin, n));
+      factors = in.token_factors(begin, logprobs.narrow(0, begin, n));
       if (want_grad_hidden) d_hidden.mul_(factors);
       if (want_grad_weight) h = h * factors;
     }
+    changes.take(logits, begin, factors);
     if (want_grad_weight) grad_weight.addmm_(logits.t(), h);
   }
 
@@ -131,6 +137,7 @@ LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& in, bool wa
     result.grad_hidden = at::zeros(in.hidden.sizes(), in.hidden.options())
                              .index_copy_(0, kept, grad_hidden.to(in.hidden.scalar_type()));
   }
+  result.grad_changes = changes.gradients();
   if (want_grad_weight) {
     if (!grad_weight_buffer.defined()) {
       grad_weight_buffer = grad_weight.to(in.gradient_options().dtype());

@@ -153,6 +153,7 @@ LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& in, bool wa
   }
   const at::Tensor logits =
       in.logits.defined() ? in.logits : at::empty({chunk, vocabulary}, in.hidden.options());
+  HeadChanges changes(in, want_grad_hidden);
   std::optional<EightBitLogits> eight_bit;
   if (kEight && !in.logits.defined()) eight_bit.emplace(rows.hidden, in.weight);
   for (std::int64_t begin = 0; begin < count; begin += chunk) {
@@ -164,6 +165,7 @@ LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& in, bool wa
     } else if (!in.logits.defined()) {
       at::mm_out(part, hidden, in.weight.t());
     }
+    if (!in.logits.defined()) changes.add_to(part, begin);
     cuda::SoftmaxGradientRows parameters;
     parameters.labels = rows.labels.const_data_ptr<std::int64_t>() + begin;
     parameters.loss_weights =
@@ -193,13 +195,15 @@ LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& in, bool wa
       d_hidden = grad_hidden.narrow(0, begin, length);
       at::mm_out(d_hidden, part, in.weight);
     }
+    at::Tensor factors;
     if (in.token_loss && !in.entropy_gradients.defined()) {
       // The logits hold softmax - one_hot(label): a row's factor is applied to what is not as wide,
       // and the logits are read and written once.
-      const at::Tensor factors = in.token_factors(begin, logprobs.narrow(0, begin, length));
+      factors = in.token_factors(begin, logprobs.narrow(0, begin, length));
       if (want_grad_hidden) d_hidden.mul_(factors);
       if (want_grad_weight) hidden = (hidden * factors).to(hidden.scalar_type());
     }
+    changes.take(part, begin, factors);
     if (want_grad_weight) grad_weight->add(part, hidden);
   }
   LinearCrossEntropy::Result result;
@@ -208,6 +212,7 @@ LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& in, bool wa
   result.logprobs = rows.spread(logprobs, in.hidden.size(0));
   if (in.want_entropy) result.entropy = rows.spread(entropy, in.hidden.size(0));
   if (want_grad_hidden) result.grad_hidden = rows.spread(grad_hidden, in.hidden.size(0));
+  result.grad_changes = changes.gradients();
   if (want_grad_weight) {
     grad_weight->finish();
     result.grad_weight = grad_weight_buffer;

@@ -36,10 +36,12 @@ LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& in, bool wa
   if (want_grad_hidden) result.grad_hidden = at::empty_like(in.hidden);
   if (want_grad_weight && !grad_weight_buffer.defined())
     grad_weight_buffer = at::zeros(in.weight.sizes(), in.gradient_options());
+  HeadChanges changes(in, want_grad_hidden);
   for (std::int64_t begin = 0; begin < rows; begin += kChunk) {
     const std::int64_t count = std::min(kChunk, rows - begin);
     const at::Tensor h = in.hidden.narrow(0, begin, count);
     at::Tensor logits = in.logits.defined() ? in.logits : at::mm(h, in.weight.t()).to(wide.dtype());
+    if (!in.logits.defined()) changes.add_to(logits, begin);
     const bool keeps = in.keep_logits && count == rows;
     if (keeps) result.logits = logits;
     const at::Tensor label = labels.narrow(0, begin, count);
@@ -73,6 +75,7 @@ LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& in, bool wa
     d_logits = d_logits.to(in.hidden.scalar_type());
     if (want_grad_hidden)
       result.grad_hidden.narrow(0, begin, count).copy_(at::mm(d_logits, in.weight));
+    changes.take(d_logits, begin);
     if (!want_grad_weight) continue;
     if (grad_weight_buffer.scalar_type() == d_logits.scalar_type()) {
       grad_weight_buffer.addmm_(d_logits.t(), h);
@@ -81,6 +84,7 @@ LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& in, bool wa
     }
   }
   result.loss_sum = -at::sum(result.logprobs * loss_weights);
+  result.grad_changes = changes.gradients();
   if (want_grad_weight) result.grad_weight = grad_weight_buffer;
   return result;
 }
