@@ -123,40 +123,33 @@ TokenLossResult run_token_loss(Model& model, const at::Tensor& hidden, const Los
 }
 
 TokenLogprobs::TokenLogprobs(Model& model, const at::Tensor& hidden, const LossRows& rows,
-                             bool want_gradients, bool want_entropy, double temperature,
-                             at::Tensor support, at::Tensor entropy_gradients,
-                             std::vector<ChangedHeadRows> changed)
-    : model_(model),
-      rows_(rows),
-      support_(std::move(support)),
-      entropy_gradients_(std::move(entropy_gradients)),
-      trunk_(ops::detached(hidden)),
-      changed_(std::move(changed)) {
+                             Options options)
+    : model_(model), rows_(rows), options_(std::move(options)), trunk_(ops::detached(hidden)) {
   values_ = at::zeros({0}, rows.loss_weights.options());
-  if (want_entropy) entropy_ = values_;
+  if (options_.want_entropy) entropy_ = values_;
   if (rows.total == 0) return;
-  if (want_gradients) trunk_.set_requires_grad(true);
-  normalized_ = head_rows(model, trunk_, rows, want_gradients, temperature);
-  want_gradients ? change_rows() : ops::run_without_gradient([this] { change_rows(); });
+  if (options_.want_gradients) trunk_.set_requires_grad(true);
+  normalized_ = head_rows(model, trunk_, rows, options_.want_gradients, options_.temperature);
+  options_.want_gradients ? change_rows() : ops::run_without_gradient([this] { change_rows(); });
   ops::LinearCrossEntropy::Inputs inputs;
   inputs.hidden = normalized_;
   inputs.changes = changes_;
   inputs.labels = rows.labels;
-  inputs.support = support_;
-  inputs.want_entropy = want_entropy;
-  const bool is_one_pass = want_gradients && !model.head_weight().trainable() && changes_.empty() &&
-                           !entropy_gradients_.defined();
-  inputs.keep_logits = want_gradients && !is_one_pass;
+  inputs.support = options_.support;
+  inputs.want_entropy = options_.want_entropy;
+  const bool is_one_pass = options_.want_gradients && !model.head_weight().trainable() &&
+                           changes_.empty() && !options_.entropy_gradients.defined();
+  inputs.keep_logits = options_.want_gradients && !is_one_pass;
   const auto result = cross_entropy(model, inputs, is_one_pass);
   logits_ = result.logits;
   values_ = result.logprobs;
-  if (want_entropy) entropy_ = result.entropy;
+  if (options_.want_entropy) entropy_ = result.entropy;
   if (is_one_pass) unit_gradient_ = result.grad_hidden;
 }
 
 void TokenLogprobs::change_rows() {
   std::int64_t first = 0;
-  for (const ChangedHeadRows& part : changed_) {
+  for (const ChangedHeadRows& part : options_.changed) {
     if (part.change != nullptr && part.rows > 0) {
       const at::Tensor low = nn::linears(model_.kernels(), normalized_.narrow(0, first, part.rows),
                                          {&part.change->a()})[0] *
@@ -165,7 +158,7 @@ void TokenLogprobs::change_rows() {
     }
     first += part.rows;
   }
-  TORCH_CHECK(changed_.empty() || first == normalized_.size(0), "adapters of ", first,
+  TORCH_CHECK(options_.changed.empty() || first == normalized_.size(0), "adapters of ", first,
               " rows of the head for ", normalized_.size(0));
 }
 
@@ -186,15 +179,15 @@ void TokenLogprobs::differentiate(const at::Tensor& d_values) {
   inputs.hidden = normalized_;
   inputs.changes = changes_;
   inputs.labels = rows_.labels;
-  inputs.support = support_;
+  inputs.support = options_.support;
   inputs.loss_weights = -d_values;
-  inputs.entropy_gradients = entropy_gradients_;
-  inputs.want_entropy = entropy_gradients_.defined();
+  inputs.entropy_gradients = options_.entropy_gradients;
+  inputs.want_entropy = options_.entropy_gradients.defined();
   inputs.logits = std::exchange(logits_, {});
   const auto result = cross_entropy(model_, inputs, /*want_gradients=*/true);
   ops::Tensors outputs = {normalized_}, gradients = {result.grad_hidden};
   std::size_t next = 0;
-  for (const ChangedHeadRows& part : changed_) {
+  for (const ChangedHeadRows& part : options_.changed) {
     if (part.change == nullptr || part.rows == 0) continue;
     const ops::LinearCrossEntropy::ChangeGradient& own = result.grad_changes.at(next);
     if (part.change->b().trainable()) part.change->b().add_gradient(own.weight);

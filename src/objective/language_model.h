@@ -57,15 +57,19 @@ struct ChangedHeadRows {
 /// the loss holds the entropies.
 class TokenLogprobs {
  public:
-  /// On hidden states [T/tp,H]. All ranks along tp make theirs together. The distributions are
-  /// those of the logits divided by `temperature`.
-  /// `support` [n,k] int64: the tokens that each is over, then -1; undefined: all tokens.
-  /// `entropy_gradients` [n]: the loss's derivatives by the entropies, which want_entropy gives;
-  /// undefined: it holds none.
-  /// `changed`: adapters of the head, of all rows in order; empty: none.
-  TokenLogprobs(Model& model, const at::Tensor& hidden, const LossRows& rows, bool want_gradients,
-                bool want_entropy = false, double temperature = 1, at::Tensor support = {},
-                at::Tensor entropy_gradients = {}, std::vector<ChangedHeadRows> changed = {});
+  struct Options {
+    bool want_gradients = false;
+    bool want_entropy = false;
+    double temperature = 1;  ///< The distributions are those of the logits divided by it.
+    /// [n,k] int64: the tokens that each is over, then -1; undefined: all tokens.
+    at::Tensor support;
+    /// [n]: the loss's derivatives by the entropies, which want_entropy gives; undefined: it holds
+    /// none.
+    at::Tensor entropy_gradients;
+    std::vector<ChangedHeadRows> changed;  ///< Of all rows in order; empty: no adapters.
+  };
+  /// On hidden states [T/tp,H]. All ranks along tp make theirs together.
+  TokenLogprobs(Model& model, const at::Tensor& hidden, const LossRows& rows, Options options);
 
   /// [n] of this rank's run of rows.
   const at::Tensor& values() const { return values_; }
@@ -84,10 +88,9 @@ class TokenLogprobs {
 
   Model& model_;
   const LossRows& rows_;
-  at::Tensor support_, entropy_gradients_;
+  Options options_;
   at::Tensor trunk_, normalized_, values_, entropy_;
-  std::vector<ChangedHeadRows> changed_;
-  std::vector<ops::LinearCrossEntropy::Change> changes_;  ///< Of those of changed_ with one.
+  std::vector<ops::LinearCrossEntropy::Change> changes_;  ///< Of Options::changed, those with one.
   at::Tensor unit_gradient_;  ///< [n,H] of the sum of -values; undefined where the head is trained
                               ///< or changed.
   at::Tensor logits_;         ///< Where the head is trained, of one chunk.

@@ -166,9 +166,13 @@ HeadResult Policy::run(const at::Tensor& hidden, const LocalBatch& batch, std::i
     entropy = result.entropy;
     grad_hidden = result.grad_hidden;
   } else {
-    TokenLogprobs own(
-        model(), hidden, rows, options.wants_gradients, /*want_entropy=*/true, options_.temperature,
-        support_of(columns.supports, batch, rows, hidden.device()), entropy_gradients);
+    TokenLogprobs own(model(), hidden, rows,
+                      {.want_gradients = options.wants_gradients,
+                       .want_entropy = true,
+                       .temperature = options_.temperature,
+                       .support = support_of(columns.supports, batch, rows, hidden.device()),
+                       .entropy_gradients = entropy_gradients,
+                       .changed = {}});
     const at::Tensor sequence = sequence_of_rows(context, batch, rows);
     const SequenceSums of_sequences(context.mesh.group({comm::Dim::kTp, comm::Dim::kCp}), sequence,
                                     at::ones(sequence.sizes(), sequence.options().dtype(type)),

@@ -46,7 +46,7 @@ std::vector<HeadFunction> Preference::heads(std::span<const data::Batch> micro_b
 HeadResult Preference::run(const at::Tensor& hidden, const LocalBatch& batch, const Known& known,
                            const PassOptions& options) const {
   const LossRows rows(model(), batch.host, 1);
-  TokenLogprobs logprobs(model(), hidden, rows, options.wants_gradients);
+  TokenLogprobs logprobs(model(), hidden, rows, {.want_gradients = options.wants_gradients});
   const auto sequences = std::ssize(known.tokens);
   const SequenceSums sums = sums_of_rows(placed_.context, batch, rows, sequences);
   const at::Tensor policy = sums.of(logprobs.values()),

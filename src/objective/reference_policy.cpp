@@ -118,7 +118,7 @@ at::Tensor ReferencePolicy::compute(const data::Batch& whole) const {
   const at::Tensor hidden = evaluate_hidden(model, *placed_.pipeline, batch);
   if (!hidden.defined()) return {};
   const LossRows rows(model, batch.host, 1);
-  const TokenLogprobs logprobs(model, hidden, rows, /*want_gradients=*/false);
+  const TokenLogprobs logprobs(model, hidden, rows, {});
   return sums_of_rows(placed_.context, batch, rows, whole.real_sequences).of(logprobs.values());
 }
 

@@ -167,9 +167,9 @@ void RecordedPasses::queue(Recorded& pass) {
         const at::Tensor hidden =
             blocks.forward(pass.batch.embed(model), pass.batch.pass(model, /*training=*/true),
                            /*wants_input_gradient=*/false, tape);
-        logprobs.emplace(model, hidden, pass.rows, /*want_gradients=*/true,
-                         /*want_entropy=*/false, /*temperature=*/1, at::Tensor(), at::Tensor(),
-                         changed_heads(model, pass.batch));
+        logprobs.emplace(model, hidden, pass.rows,
+                         objective::TokenLogprobs::Options{
+                             .want_gradients = true, .changed = changed_heads(model, pass.batch)});
         pass.values = logprobs->values();
       },
       neighbour);

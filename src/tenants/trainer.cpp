@@ -55,8 +55,8 @@ PassHeadResult apply_head(assembly::Model& model, const CutsOfPass& pass, const 
   std::vector<objective::ChangedHeadRows> changed;
   for (std::size_t i = 0; i < cuts.size(); ++i)
     changed.push_back({pass.sets[i]->of(*model.lm_head()), cuts[i].rows});
-  objective::TokenLogprobs logprobs(model, hidden, rows, wants_gradients, /*want_entropy=*/false,
-                                    /*temperature=*/1, {}, {}, std::move(changed));
+  objective::TokenLogprobs logprobs(
+      model, hidden, rows, {.want_gradients = wants_gradients, .changed = std::move(changed)});
   const at::Tensor host = logprobs.values().to(at::kCPU, at::kDouble).contiguous();
   const CutLosses losses =
       losses_of(cuts, {host.const_data_ptr<double>(), static_cast<std::size_t>(host.numel())});

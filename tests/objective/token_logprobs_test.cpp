@@ -46,7 +46,7 @@ TEST_P(TokenLogprobsTest, EqualWholeLogitsAndTheirGradient) {
   const at::Tensor loss = loss_of(expected);
   ops::run_backward({loss}, {at::ones_like(loss)});
 
-  TokenLogprobs logprobs(*model, hidden, rows, /*want_gradients=*/true);
+  TokenLogprobs logprobs(*model, hidden, rows, {.want_gradients = true});
   EXPECT_TRUE(at::allclose(logprobs.values(), expected.detach(), 1e-12, 1e-12));
   at::Tensor values = logprobs.values().clone().set_requires_grad(true);
   const at::Tensor mine = loss_of(values);
@@ -103,10 +103,9 @@ TEST(TokenLogprobsOfAChangedHead, EqualAHeadWithTheChangeAddedRowByRow) {
   const at::Tensor loss = loss_of(expected);
   ops::run_backward({loss}, {at::ones_like(loss)});
 
-  const TokenLogprobs forward(*model, hidden, rows, /*want_gradients=*/false, false, 1, {}, {},
-                              changed);
+  const TokenLogprobs forward(*model, hidden, rows, {.changed = changed});
   EXPECT_TRUE(at::allclose(forward.values(), expected.detach(), 1e-12, 1e-12));
-  TokenLogprobs logprobs(*model, hidden, rows, /*want_gradients=*/true, false, 1, {}, {}, changed);
+  TokenLogprobs logprobs(*model, hidden, rows, {.want_gradients = true, .changed = changed});
   EXPECT_TRUE(at::allclose(logprobs.values(), expected.detach(), 1e-12, 1e-12));
   at::Tensor values = logprobs.values().clone().set_requires_grad(true);
   const at::Tensor mine = loss_of(values);

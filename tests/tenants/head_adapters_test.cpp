@@ -29,7 +29,9 @@ class HeadAdapters : public TrainerTest, public ::testing::WithParamInterface<bo
   }
 
   static Work work(SetId set, int seed) {
-    Work work{.set = set, .loss_fn = "cross_entropy"};
+    Work work;
+    work.set = set;
+    work.loss_fn = "cross_entropy";
     for (const int length : {9, 1, 30}) {
       Datum& datum = work.data.emplace_back();
       for (int t = 0; t < length; ++t) {
@@ -54,7 +56,11 @@ class HeadAdapters : public TrainerTest, public ::testing::WithParamInterface<bo
                             const rollout::Completion& answer) {
     std::vector<std::int64_t> all(request.prompt.begin(), request.prompt.end());
     all.insert(all.end(), answer.output_ids.begin(), answer.output_ids.end());
-    Work forward{.set = set, .loss_fn = "cross_entropy", .data = {{}}, .forward_only = true};
+    Work forward;
+    forward.set = set;
+    forward.loss_fn = "cross_entropy";
+    forward.forward_only = true;
+    forward.data.resize(1);
     forward.data[0].tokens.assign(all.begin(), all.end() - 1);
     forward.data[0].target_tokens.assign(all.begin() + 1, all.end());
     forward.data[0].inputs["weights"].assign(all.size() - 1, 1);

@@ -3,6 +3,7 @@
     HEDDLE=build/cpu/src/cli/heddle python -m pytest tests/interop/serve/test_records.py
 """
 import datetime
+import signal
 import subprocess
 
 import openai
@@ -36,6 +37,31 @@ def test_a_copy_is_trained_on_from_where_its_source_was(server):
     assert len(answer.sequences[0].tokens) == 2
     with pytest.raises(tinker.BadRequestError, match="one project"):
         rest.copy_weights(copies[0], "another").result()
+
+
+def test_a_key_of_another_tenant_reads_its_weights(server):
+    assert server.stop() == 0
+    ann, grant, bob = (command(server, "keys", "add", "--tenant", name, "--scopes", scopes).split()[-1]
+                       for name, scopes in (("ann", "train,sample"), ("ann", "read"), ("bob", "train,sample")))
+    server.start("serve.durable_steps=4")
+    source = client(server, ann).create_lora_training_client(base_model=NAME, rank=4, seed=1).result()
+    train(source, 2)
+    saved = source.save_state("a").result().path
+    other = client(server, bob)
+    with pytest.raises(tinker.NotFoundError):
+        other.create_training_client_from_state(saved).result()
+    with pytest.raises(tinker.PermissionDeniedError, match="weights_access_token"):
+        other.create_training_client_from_state(saved, weights_access_token="tml-guessed").result()
+    run = other.create_training_client_from_state_with_optimizer(saved, weights_access_token=grant).result()
+    copy = tinker.ServiceClient(base_url=server.url, api_key=bob, project_id="default").copy_weights(saved, weights_access_token=grant).result()
+    assert other.create_rest_client().get_weights_info_by_tinker_path(copy).result().lora_rank == 4
+    expected = train(source, 2)
+    assert train(run, 1) == expected[:1]
+    command(server, "keys", "revoke", grant[:12])
+    server.stop(signal.SIGKILL)
+    server.start("serve.durable_steps=4")
+    assert train(run, 1) == expected[1:]
+    assert grant.encode() not in b"".join(path.read_bytes() for path in server.data.glob("server.sqlite*"))
 
 
 def test_who_did_what_and_used_how_much(server):

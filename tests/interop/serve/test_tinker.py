@@ -7,11 +7,13 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import urllib.request
 import warnings
 
 import numpy
 import pytest
+import safetensors.torch
 import tinker
 import torch
 from tinker import types
@@ -125,6 +127,25 @@ def test_weights_are_downloaded(server, tmp_path):
                           env={**os.environ, "TINKER_BASE_URL": server.url, "TINKER_API_KEY": KEY}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert [each.read_bytes() for each in fetched.rglob("adapter_model.safetensors")] == [files["adapter_model.safetensors"]]
+
+
+def test_the_head_is_trained_unless_told_otherwise(server):
+    service = client(server)
+    kinds = {"usual": {}, "head": {"train_attn": False, "train_mlp": False}, "others": {"train_unembed": False}}
+    for kind, options in kinds.items():
+        run = service.create_lora_training_client(base_model=NAME, rank=8, seed=3, **options).result()
+        losses = train(run, 12, lr=1e-2)
+        assert losses[-1] < losses[0] - 0.5, (kind, losses)
+        urls = service.create_rest_client().get_external_weights_urls(run.save_weights_external(kind).result().path).result().urls
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(urllib.request.urlopen(urls["adapter_model.safetensors"]).read())
+            file.flush()
+            names = set(safetensors.torch.load_file(file.name))
+        on_head = {name for name in names if "lm_head" in name}
+        assert (len(on_head), names == on_head) == {"usual": (2, False), "head": (2, True), "others": (0, False)}[kind], names
+        sampler = run.save_weights_and_get_sampling_client().result()
+        told = sampler.compute_logprobs(types.ModelInput.from_ints(TOKENS)).result()
+        assert numpy.abs(numpy.array(told[1:]) - logprobs_of(run)).mean() < NATS_OF_A_SNAPSHOT
 
 
 def test_only_the_end_of_a_prompt_is_scored(server):
