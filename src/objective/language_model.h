@@ -62,11 +62,11 @@ class TokenLogprobs {
     bool want_entropy = false;
     double temperature = 1;  ///< The distributions are those of the logits divided by it.
     /// [n,k] int64: the tokens that each is over, then -1; undefined: all tokens.
-    at::Tensor support;
+    at::Tensor support = {};
     /// [n]: the loss's derivatives by the entropies, which want_entropy gives; undefined: it holds
     /// none.
-    at::Tensor entropy_gradients;
-    std::vector<ChangedHeadRows> changed;  ///< Of all rows in order; empty: no adapters.
+    at::Tensor entropy_gradients = {};
+    std::vector<ChangedHeadRows> changed = {};  ///< Of all rows in order; empty: no adapters.
   };
   /// On hidden states [T/tp,H]. All ranks along tp make theirs together.
   TokenLogprobs(Model& model, const at::Tensor& hidden, const LossRows& rows, Options options);
