@@ -65,7 +65,7 @@ void LoraSet::choose_linears(const Adaptable& model, const std::vector<std::stri
       throw_error<ConfigError>(
           "adapter.targets: an adapter on {} is not built; train it whole with "
           "adapter.modules_to_save: [{}]",
-          module, module);
+          module, linear.owns_weight() ? module : "embed_tokens");
     }
     add(linear, options_.rank, options_.scaling(), context);
   });

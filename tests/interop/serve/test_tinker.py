@@ -7,15 +7,16 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import urllib.request
 import warnings
 
 import numpy
+import peft
 import pytest
 import safetensors.torch
 import tinker
 import torch
+import transformers
 from tinker import types
 
 from serve.serving import HEDDLE, NAME
@@ -129,7 +130,15 @@ def test_weights_are_downloaded(server, tmp_path):
     assert [each.read_bytes() for each in fetched.rglob("adapter_model.safetensors")] == [files["adapter_model.safetensors"]]
 
 
-def test_the_head_is_trained_unless_told_otherwise(server):
+def peft_logprobs(model, folder):
+    """What transformers and PEFT say of TOKENS."""
+    adapted = peft.PeftModel.from_pretrained(transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32), folder)
+    with torch.no_grad():
+        logits = adapted(torch.tensor([TOKENS[:-1]])).logits[0]
+    return torch.log_softmax(logits, -1)[torch.arange(len(TOKENS) - 1), TOKENS[1:]].numpy()
+
+
+def test_the_head_is_trained_unless_told_otherwise_and_peft_reads_it(server, tmp_path):
     service = client(server)
     kinds = {"usual": {}, "head": {"train_attn": False, "train_mlp": False}, "others": {"train_unembed": False}}
     for kind, options in kinds.items():
@@ -137,15 +146,18 @@ def test_the_head_is_trained_unless_told_otherwise(server):
         losses = train(run, 12, lr=1e-2)
         assert losses[-1] < losses[0] - 0.5, (kind, losses)
         urls = service.create_rest_client().get_external_weights_urls(run.save_weights_external(kind).result().path).result().urls
-        with tempfile.NamedTemporaryFile() as file:
-            file.write(urllib.request.urlopen(urls["adapter_model.safetensors"]).read())
-            file.flush()
-            names = set(safetensors.torch.load_file(file.name))
+        folder = tmp_path / kind
+        folder.mkdir()
+        for name, url in urls.items():
+            (folder / name).write_bytes(urllib.request.urlopen(url).read())
+        names = set(safetensors.torch.load_file(folder / "adapter_model.safetensors"))
         on_head = {name for name in names if "lm_head" in name}
         assert (len(on_head), names == on_head) == {"usual": (2, False), "head": (2, True), "others": (0, False)}[kind], names
+        told = logprobs_of(run)
+        numpy.testing.assert_allclose(peft_logprobs(server.model, folder), told, atol=2e-4)
         sampler = run.save_weights_and_get_sampling_client().result()
-        told = sampler.compute_logprobs(types.ModelInput.from_ints(TOKENS)).result()
-        assert numpy.abs(numpy.array(told[1:]) - logprobs_of(run)).mean() < NATS_OF_A_SNAPSHOT
+        sampled = sampler.compute_logprobs(types.ModelInput.from_ints(TOKENS)).result()
+        assert numpy.abs(numpy.array(sampled[1:]) - told).mean() < NATS_OF_A_SNAPSHOT
 
 
 def test_only_the_end_of_a_prompt_is_scored(server):
