@@ -148,7 +148,8 @@ TEST(Durable, ALoadWithAnotherTenantsKeyIsRunAgainWithoutIt) {
   }
   for (const auto& entry : std::filesystem::directory_iterator(folder.path())) {
     if (!entry.is_regular_file()) continue;
-    EXPECT_EQ(files::read(entry.path(), files::kTextLimit).find(grant), std::string::npos) << entry.path();
+    EXPECT_EQ(files::read(entry.path(), files::kTextLimit).find(grant), std::string::npos)
+        << entry.path();
   }
   Served served(folder.path(), durable());
   ApiClient other(served.port(), bob);
