@@ -301,6 +301,7 @@ struct Checker {
       const std::string of = (kernel == Sums{few_row_sums} ? "few_rows, " : "batch_rows, ") + name;
       const FewRowSlots table{runs, static_cast<int>(own_runs.size()), rank};
       FewRowSlots longer = table;
+      longer.sets = set_count;
       longer.count = static_cast<int>(std::min(own_runs.size() + 1, kTable));
       check(cudaMemsetAsync(y, 0xff, bytes, stream));
       kernel(rows, sums_of(0, y), stream, norm, table);

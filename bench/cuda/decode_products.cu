@@ -187,7 +187,7 @@ struct Data {
   FewRowSlots slots_of(int rows) const {
     if (changes.sets == 0) return {};
     return {runs + (rows - 1) * kMostRows, static_cast<int>(runs_of(rows).size()),
-            (changes.rank + 15) / 16 * 16};
+            (changes.rank + 15) / 16 * 16, changes.sets};
   }
   FewRowChange change(int copy, std::size_t i) const {
     FewRowChange made;

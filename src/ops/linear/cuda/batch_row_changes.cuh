@@ -1,96 +1,253 @@
-// Low-rank changes of the products of a batch's rows (batch_rows.cu says how the launch goes): the
-// warps of a CTA that make some of the lows, wait for the others, and multiply them by B.
+// Low-rank changes of the products of a batch's rows (batch_rows.cu says how the launch goes).
+//
+// A CTA multiplies the lows of its rows by B, which bulk copies bring to slots of shared memory
+// before the lows are there. Registers would be too few: what they cannot hold goes to the L2, as
+// the first level of cache has less than 30 KB beside so much shared memory.
+//
+// Warps that have nothing to do before the rows are there list the runs of rows with a change and
+// ask for B. Where all ranks are 16, as is most usual, code of its own multiplies, as each
+// instruction between the last low and the sums costs time.
 #pragma once
 
-#include "ops/linear/cuda/few_row_changes.cuh"
+#include "ops/linear/cuda/batch_row_any_rank.cuh"
 
-namespace heddle::ops::cuda::few_row {
+namespace heddle::ops::cuda::batch_row {
 
-constexpr int kMostRuns = 64, kChangers = 8;  ///< Runs of rows with one set; warps of a CTA.
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-/// Runs with a change that have rows in the CTA's part; their order does not matter.
-struct ChangeJobs {
-  RunOfChange runs[2 * kMostRuns];
-  int count;
-  LowShared<kChangers> lows;
-};
+/// The changes of a CTA's tile, and its share of all lows.
+template <int kPitch, int kUnits>
+struct ChangedTile : ChangesOfAnyRank<kPitch, kUnits> {
+  using Base = ChangesOfAnyRank<kPitch, kUnits>;
+  using Base::begin, Base::fetch, Base::fetch_norm, Base::fetch_rows, Base::first_part, Base::look;
+  using Base::columns, Base::first, Base::kAhead, Base::kSpan, Base::kThreads, Base::parts;
+  using Base::look_at_part, Base::make_part, Base::multiply, Base::part_of, Base::put_norm;
+  using Base::row_base, Base::rows, Base::run_of, Base::sum, Base::tile_of, Base::which;
+  using typename Base::Found;
+  using typename Base::NormPart;
+  using typename Base::Part;
+  using typename Base::Shared;
+  static constexpr int kListers = 128;  ///< Threads that list the jobs.
 
-/// The columns [first, first + columns) of a sum (gated: of both its layers) for the rows
-/// [row_base, row_base + rows).
-struct ChangedTile {
-  const Arguments& p;
-  const FewRowSum& sum;
-  int first, columns, row_base, rows;
+  /// By kListers threads: job `thread` of the tile.
+  __device__ __forceinline__ Found look_at_job(int thread) const {
+    return look(change_of_job(thread).slots, thread % kMostRuns);
+  }
+
+  /// By kListers threads before the launch before this one has ended: the jobs of the tile.
+  __device__ __forceinline__ void list(int thread, const Found& found, Shared& shared) const {
+    static_assert(kListers == 2 * kMostRuns);
+    const int layer = thread / kMostRuns;
+    if (layer == 0 || sum.up != nullptr) {
+      const RunOfChange run = run_of(
+          found, [&]() -> const FewRowChange& { return change_of_job(thread); }, layer,
+          thread % kMostRuns);
+      if (run.rows > 0 && run.rank > 0 && run.first < row_base + rows &&
+          run.first + run.rows > row_base) {
+        const bool is_whole = run.b_stride == run.rank && run.rank % 8 == 0 && run.rank <= 64;
+        const int width = kSlotBytes / 2 / ((run.rank + 15) / 16 * 16) / 16 * 16;
+        shared.jobs[atomicAdd(&shared.count, 1)] = {
+            run.b,
+            static_cast<int>(run.b_stride),
+            tile_of(2 * which + layer),
+            run.rank,
+            static_cast<short>(layer),
+            static_cast<short>(run.first),
+            static_cast<short>(run.rows),
+            static_cast<short>(is_whole ? min(width, kSpan) : 0)};
+        atomicMax(&shared.most_rows, run.rows);
+        if (!is_whole || run.rank != kRanks) shared.others = 1;
+      }
+    }
+    named_sync(8, kListers);
+    if (shared.others == 0 && thread < kChangers * kUnits)
+      ask_sixteen(thread, thread % kChangers, thread / kChangers, shared);
+  }
+  /// By all threads but the changing warps' and the loading one's, `threads` of them.
+  __device__ __forceinline__ void begin_changes(int threads) const {
+    asm volatile("bar.arrive 5, %0;" ::"r"(threads + kThreads) : "memory");
+  }
 
   /// Changes [rows, kPitch] by kChangers warps, zeros where there is none; of a gated sum those of
-  /// the second layer follow the first one's columns.
-  template <int kPitch, int kAheadOfLows>
-  __device__ __forceinline__ void make(int thread, ChangeJobs& jobs, float* changes) const {
-    constexpr int kThreads = kChangers * 32, kSpan = 64;
-    for (int i = thread; i < rows * kPitch; i += kThreads) changes[i] = 0;
-    if (thread == 0) jobs.count = 0;
-    named_sync(4, kThreads);
-    const int runs = p.slots.runs != nullptr ? p.slots.count : kMostRuns / 8,
-              layers = sum.up != nullptr ? 2 : 1;
-    for (int i = thread; i < runs * layers; i += kThreads) {
-      const int layer = i / runs;
-      const RunOfChange run =
-          run_of(p, layer == 0 ? sum.change : sum.up_change, layer, i - layer * runs);
-      if (run.rows <= 0 || run.rank == 0 || run.first >= row_base + rows ||
-          run.first + run.rows <= row_base)
-        continue;
-      jobs.runs[atomicAdd(&jobs.count, 1)] = run;
-      const int valid = min(columns, sum.columns - first);
-      if (run.b_stride == run.rank && run.rank % 8 == 0 && valid > 0)
-        bring_near(run.b + first * run.b_stride, static_cast<u32>(valid * run.rank * 2));
+  /// the second layer follow the first one's columns. They lack the norm's factor of the row.
+  /// `found`: of the CTA's first part. `beginners`: the threads that call begin_changes().
+  /// is_maker: of a CTA that makes lows alone.
+  __device__ __forceinline__ void make(int thread, const Found& found, Shared& shared,
+                                       int beginners, bool is_maker, float* changes) const {
+    int at = first_part();
+    u32 round;
+    {
+      const Part part = at < parts.count ? part_of(at, found) : Part{};
+      FewRowVector a[kAhead][2], x[kAhead][1];
+      fetch(part, thread, a);
+      const NormPart norm = fetch_norm(part, thread);
+      if (is_maker) {
+        wait_for_previous();
+      } else {
+        named_sync(6, kThreads + 32);
+        mbar_wait(smem_u32(&shared.released), 0);
+      }
+      fetch_rows(part, thread, x);
+      round = load_relaxed(parts.counter) + 1;
+      put_norm(norm, thread, shared.making);
+      named_sync(4, kThreads);
+      if (part.run.rows > 0) make_part(part, thread, a, x, shared.making, round);
     }
-    const auto sync = [] { named_sync(4, kThreads); };
-    sync();
-    // The first CTAs, which the device holds all at once, make the lows.
-    const int own = static_cast<int>(blockIdx.x);
-    for (int i = own < p.makers ? own : p.low_blocks; i < p.low_blocks; i += p.makers)
-      make_low<kMostRuns / 8, kChangers, kAheadOfLows>(p, jobs.lows, i, thread, sync);
-    wait_for_previous();
-    wait_for_lows(p);
-    sync();
-    if (thread == 0) leave_lows(p, gridDim.x);
-    const int spans = (columns + kSpan - 1) / kSpan;
-    for (int i = thread / 32; i < jobs.count * spans; i += kChangers)
-      add<kPitch>(jobs.runs[i / spans], i % spans * kSpan, changes);
+    if (!is_maker) {
+      named_sync(5, beginners + kThreads);
+      if (shared.others != 0) begin(thread / 32, shared);
+      bring_rest_near(thread, shared);
+    }
+    for (at += parts.makers; at < parts.count; at += parts.makers) {
+      const Part part = part_of(at, look_at_part(at));
+      if (part.run.rows <= 0) continue;
+      FewRowVector a[kAhead][2], x[kAhead][1];
+      fetch(part, thread, a);
+      fetch_rows(part, thread, x);
+      put_norm(fetch_norm(part, thread), thread, shared.making);
+      named_sync(4, kThreads);
+      make_part(part, thread, a, x, shared.making, round);
+    }
+    if (is_maker) return;
+    shared.others == 0 ? multiply_sixteens(thread / 32, shared, round, changes)
+                       : multiply(thread / 32, shared, round, changes);
+  }
+
+  /// By a warp that does not change: until the changing ones have asked for A.
+  __device__ __forceinline__ void wait_for_first_part() const { named_sync(6, kThreads + 32); }
+
+  /// Zeros to the changes, by `threads` threads.
+  __device__ __forceinline__ void clear(int thread, int threads, float* changes) const {
+    for (int i = thread; i < rows * kPitch / 4; i += threads)
+      reinterpret_cast<float4*>(changes)[i] = {0, 0, 0, 0};
   }
 
  private:
-  /// 64 columns of a run's change. Lane 4 g + t has rows 2 t and 2 t + 1 of columns 8 g to 8 g + 7.
-  template <int kPitch>
-  __device__ __forceinline__ void add(const RunOfChange& run, int span, float* changes) const {
-    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, own = span + 8 * g,
-              column = first + own, valid = own < columns ? sum.columns - column : 0;
-    const FewRowChange& change = run.which == 0 ? sum.change : sum.up_change;
-    const bf16* const low =
-        static_cast<const bf16*>(change.low) + (run.first + g) * change.low_stride;
-    float sums[4][4] = {};
-    for (int at = 4 * t; at - 4 * t < run.rank; at += 16) {
-      uint2 b[4][2], x = make_uint2(0, 0);
-#pragma unroll
-      for (int j = 0; j < 8; ++j)
-        b[j / 2][j % 2] =
-            load_factor4(run.b + (column + j) * run.b_stride, at, run.rank, j < valid);
-      if (g < run.rows) x = __ldcg(reinterpret_cast<const uint2*>(low + at));
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const u32 columns_of[4] = {b[j][0].x, b[j][1].x, b[j][0].y, b[j][1].y};
-        mma_bf16(sums[j], columns_of, x.x, x.y);
-      }
+  __device__ __forceinline__ const FewRowChange& change_of_job(int thread) const {
+    return thread < kMostRuns ? sum.change : sum.up_change;
+  }
+
+  /// B that does not fit the slots at once will be asked for when some of it is multiplied.
+  __device__ __forceinline__ void bring_rest_near(int thread, Shared& shared) const {
+    const int spans = (columns + kSpan - 1) / kSpan, valid = min(columns, sum.columns - first);
+    if (shared.count * spans <= kChangers * kUnits || valid <= 0) return;
+    for (int i = thread; i < shared.count; i += kThreads) {
+      const ChangeJob& job = shared.jobs[i];
+      if (job.width > 0)
+        bring_near(job.b + int64_t{first} * job.rank, static_cast<u32>(valid * job.rank * 2));
     }
+  }
+
+  /// Where all ranks are kRanks: unit u is columns of job u / spans, of warp u % kChangers.
+  __device__ __forceinline__ int log_of_spans() const {
+    return columns <= kSpan ? 0 : columns <= 2 * kSpan ? 1 : 2;
+  }
+  __device__ __forceinline__ void ask_sixteen(int unit, int warp, int slot, Shared& shared) const {
+    const int log = log_of_spans(), column = (unit & ((1 << log) - 1)) * kSpan;
+    if (unit >= shared.count << log) return;
+    const u32 barrier = smem_u32(&shared.landed[warp][slot]);
+    const int count = min(kSpan, sum.columns - first - column);
+    if (count > 0) {
+      const u32 bytes = static_cast<u32>(count * kRanks * 2);
+      mbar_expect(barrier, bytes);
+      bulk_copy(smem_u32(shared.b[warp][slot]),
+                shared.jobs[unit >> log].b + (first + column) * kRanks, bytes, barrier);
+    } else {
+      mbar_arrive(barrier);
+    }
+  }
+  __device__ __forceinline__ void multiply_sixteens(int warp, Shared& shared, u32 round,
+                                                    float* changes) const {
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, log = log_of_spans(),
+              all = shared.count << log;
+    const u32 slots = smem_u32(shared.b[warp][0]) + g * (kRanks * 2) + t * 8,
+              landed = smem_u32(&shared.landed[warp][0]), to_all = smem_u32(changes) + g * 4;
+    int phase = 0;
+    for (int base = warp; base < all; base += kChangers * kUnits, phase ^= 1) {
+      // The lows of all slots' units, of which a lane has four ranks of a row.
+      int from[kUnits];  // negative: nothing
+      float low[kUnits][4] = {};
+      int to[kUnits];
+      u32 own = 0;  // bits 2 k and 2 k + 1: rows of unit k that are the lane's to store
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int row = run.first + 2 * t + r - row_base;
-      if (2 * t + r >= run.rows || row < 0 || row >= rows || valid <= 0) continue;
-      float* const to = changes + row * kPitch + run.which * columns + own;
+      for (int k = 0; k < kUnits; ++k) {
+        from[k] = -1;
+        to[k] = 0;
+        const int unit = base + k * kChangers;
+        if (unit >= all) continue;
+        const ChangeJob& job = shared.jobs[unit >> log];
+        const int count = job.rows, row = job.first + 2 * t - row_base;
+        if (g < count)
+          from[k] = (job.tile * parts.depths * kMostBatchRows + job.first + g) * kRanks + 4 * t;
+        to[k] = (row * kPitch + job.which * columns + (unit & ((1 << log) - 1)) * kSpan) * 4;
+        if (2 * t < count && row >= 0 && row < rows) own |= 1U << (2 * k);
+        if (2 * t + 1 < count && row + 1 >= 0 && row + 1 < rows) own |= 2U << (2 * k);
+      }
+      for (int depth = 0; depth < parts.depths; ++depth) {
+        ulonglong2 words[kUnits][2];
+        bool is_done;
+        do {
+          is_done = true;
 #pragma unroll
-      for (int j = 0; j < 8; ++j) to[j] = sums[j / 2][r + j % 2 * 2];
+          for (int k = 0; k < kUnits; ++k) {
+            if (from[k] < 0) continue;
+            words[k][0] = load_words(parts.words + from[k]);
+            words[k][1] = load_words(parts.words + from[k] + 2);
+          }
+#pragma unroll
+          for (int k = 0; k < kUnits; ++k) {
+            if (from[k] >= 0 && !(are_of(words[k][0], round) && are_of(words[k][1], round)))
+              is_done = false;
+          }
+        } while (!is_done);
+#pragma unroll
+        for (int k = 0; k < kUnits; ++k) {
+          if (from[k] < 0) continue;
+          low[k][0] += value_of(words[k][0].x), low[k][1] += value_of(words[k][0].y);
+          low[k][2] += value_of(words[k][1].x), low[k][3] += value_of(words[k][1].y);
+          from[k] += kMostBatchRows * kRanks;
+        }
+      }
+      __syncwarp();
+#pragma unroll
+      for (int k = 0; k < kUnits; ++k) {
+        const int unit = base + k * kChangers;
+        if (unit >= all) break;
+        mbar_wait(landed + k * 8, phase);
+        const u32 slot = slots + k * kSlotBytes;
+        const u32 x = pack_bf16(low[k][0], low[k][1]), y = pack_bf16(low[k][2], low[k][3]);
+        uint2 b[kSpan / 8];
+#pragma unroll
+        for (int j = 0; j < kSpan / 8; ++j) b[j] = load_shared8(slot + j * (8 * kRanks * 2));
+        float sums[kSpan / 16][4] = {};
+#pragma unroll
+        for (int j = 0; j < kSpan / 16; ++j) {
+          const u32 columns_of[4] = {b[2 * j].x, b[2 * j + 1].x, b[2 * j].y, b[2 * j + 1].y};
+          mma_bf16(sums[j], columns_of, x, y);
+        }
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          if ((own >> (2 * k + r) & 1) == 0) continue;
+          const u32 at = to_all + to[k] + r * kPitch * 4;
+#pragma unroll
+          for (int j = 0; j < kSpan / 16; ++j) {
+            store_shared4(at + j * 64, sums[j][r]);
+            store_shared4(at + j * 64 + 32, sums[j][r + 2]);
+          }
+        }
+        if (unit + kChangers * kUnits >= all) continue;
+        __syncwarp();
+        if (lane == 0) ask_sixteen(unit + kChangers * kUnits, warp, k, shared);
+      }
     }
   }
 };
 
-}  // namespace heddle::ops::cuda::few_row
+#else
+
+template <int kPitch, int kUnits>
+struct ChangedTile;
+
+#endif
+
+}  // namespace heddle::ops::cuda::batch_row

@@ -12,32 +12,47 @@ namespace heddle::ops::cuda::batch_row {
 constexpr int kDepth = 64, kScalers = 4, kMostSplit = 8, kGroupColumns = 64;
 constexpr u32 kMatrixBytes = kGroupColumns * kDepth * 2;
 
+/// How many slots a changing warp has for B where a tile has two groups. Four (kShallow) hold that
+/// of 32 sets before the lows are there; two (kDeep) leave more stages of the ring to CTAs that go
+/// over all of a large depth.
+enum class Changes { kNone, kShallow, kDeep };
+
 /// kRows: of a, rounded up; kGroups: multiplying warpgroups.
-template <int kRows, int kGroups, bool kIsChanged>
+template <int kRows, int kGroups, Changes kChanges>
 struct Layout {
-  static constexpr int kLoader = kGroups * 4 + kScalers;  ///< The warp that asks for bytes.
-  static constexpr int kWriters = kLoader * 32;           ///< Threads that write the sums out.
-  static constexpr int kThreads = kWriters + 32 + (kIsChanged ? few_row::kChangers * 32 : 0);
+  static constexpr bool kIsChanged = kChanges != Changes::kNone;
+  static constexpr int kWriters = (kGroups * 4 + kScalers) * 32;  ///< Threads that write sums out.
+  /// Whether one more warp asks for bytes. Where it would leave changing warps too few registers
+  /// the first one that multiplies does.
+  static constexpr bool kHasLoader = !kIsChanged || kGroups == 1;
+  static constexpr int kFirstChanger = kWriters + (kHasLoader ? 32 : 0);
+  static constexpr int kThreads = kFirstChanger + (kIsChanged ? kChangers * 32 : 0);
   static constexpr int kColumns = kGroups * kGroupColumns;
   static constexpr int kPitch = kColumns + 4;  ///< Floats of a row of the sums on the way out.
   static constexpr u32 kRowBytes = kRows * kDepth * 2;
   static constexpr u32 kStageBytes = kGroups * kMatrixBytes + kRowBytes;
+  static constexpr int kUnits = kGroups == 2 && kChanges == Changes::kShallow ? 4 : 2;
+  using Changed = ChangedTile<kPitch, kUnits>;
   static constexpr u32 kChangeBytes =
-      kIsChanged ? kRows * kPitch * 4 + sizeof(few_row::ChangeJobs) : 0;
+      kIsChanged ? kRows * kPitch * 4 + sizeof(ChangeShared<kUnits>) + 128 : 0;
   /// CTAs of a multiprocessor.
   static constexpr int kResident = kGroups > 2 || kIsChanged ? 1 : 2;
   /// An even number: a scaling warp has every second block, and so must see each use of its stages,
   /// as a barrier tells only one use from the next.
-  static constexpr int kStages = (200 * 1024 / kResident - kChangeBytes) / kStageBytes / 2 * 2;
+  static constexpr int kStages =
+      ((kIsChanged ? 224 : 200) * 1024 / kResident - kChangeBytes) / kStageBytes / 2 * 2;
   static constexpr u32 kBarriers = kStages * kStageBytes;
   static constexpr u32 kSquares = (kBarriers + 3 * kStages * 8 + 15) / 16 * 16;
   static constexpr u32 kFactors = kSquares + 2 * kRows * 4;
-  static constexpr u32 kChanges = kFactors + kRows * 4;
-  static constexpr u32 kBytes = kChanges + kChangeBytes;
+  static constexpr u32 kChangeSums = kFactors + kRows * 4;
+  static constexpr u32 kShared = (kChangeSums + kRows * kPitch * 4 + 127) / 128 * 128;
+  static constexpr u32 kBytes = kChangeSums + kChangeBytes;
+  static_assert(kBytes + 1024 <= 227 * 1024 && kStages >= 4);
   static_assert(kRows * kPitch * 4 <= kBarriers);
 };
 
 struct Arguments {
+  LowParts lows;  ///< The changes'.
   CUtensorMap rows_map, maps[kMostFewRowSums + 1];
   few_row::Arguments few;  ///< first_block: tiles.
   int map_of[kMostFewRowSums];
@@ -58,9 +73,9 @@ struct Work {
 };
 
 /// The ring and its barriers, by block of the CTA's work.
-template <int kRows, int kGroups, bool kIsChanged>
+template <int kRows, int kGroups, Changes kChanges>
 struct Ring {
-  using L = Layout<kRows, kGroups, kIsChanged>;
+  using L = Layout<kRows, kGroups, kChanges>;
   u32 base;
 
   static __device__ __forceinline__ int stage(int i) { return i % L::kStages; }
@@ -80,32 +95,45 @@ struct Ring {
   }
 };
 
-/// One thread asks for all bytes.
-template <int kRows, int kGroups, bool kIsChanged>
-__device__ __forceinline__ void load(const Work& work,
-                                     const Ring<kRows, kGroups, kIsChanged>& ring) {
-  using L = Layout<kRows, kGroups, kIsChanged>;
-  const auto load_matrix = [&](int i) {
-    const int depth = (work.begin + i) * kDepth;
-    mbar_expect(ring.full(i), L::kStageBytes);
-    bulk_load_box(ring.matrix(i), &work.p.maps[work.p.map_of[work.which]], depth, work.first,
+/// Stages that are asked for before the changes' A, for which other CTAs' lows wait.
+constexpr int kBeforeLows = 2;
+
+template <int kRows, int kGroups, Changes kChanges>
+__device__ __forceinline__ void load_matrix(const Work& work,
+                                            const Ring<kRows, kGroups, kChanges>& ring, int i) {
+  const int depth = (work.begin + i) * kDepth;
+  const CUtensorMap* const map = &work.p.maps[work.p.map_of[work.which]];
+  mbar_expect(ring.full(i), Layout<kRows, kGroups, kChanges>::kStageBytes);
+  bulk_load_box(ring.matrix(i), map, depth, work.first, ring.full(i));
+  if (work.is_gated())
+    bulk_load_box(ring.matrix(i) + kGroups * kMatrixBytes / 2, map + 1, depth, work.first,
                   ring.full(i));
-    if (work.is_gated())
-      bulk_load_box(ring.matrix(i) + kGroups * kMatrixBytes / 2,
-                    &work.p.maps[work.p.map_of[work.which] + 1], depth, work.first, ring.full(i));
-  };
-  const auto load_rows = [&](int i) {
-    bulk_load_box(ring.rows(i), &work.p.rows_map, (work.begin + i) * kDepth, 0, ring.full(i));
-  };
+}
+template <int kRows, int kGroups, Changes kChanges>
+__device__ __forceinline__ void load_rows(const Work& work,
+                                          const Ring<kRows, kGroups, kChanges>& ring, int i) {
+  bulk_load_box(ring.rows(i), &work.p.rows_map, (work.begin + i) * kDepth, 0, ring.full(i));
+}
+/// One thread asks for the first blocks [begin, ...) that the ring holds, and for the rows of all
+/// of these when they are there, which it says to the barrier `released`.
+template <int kRows, int kGroups, Changes kChanges>
+__device__ __forceinline__ void load_first(const Work& work,
+                                           const Ring<kRows, kGroups, kChanges>& ring, int begin,
+                                           u32 released) {
+  using L = Layout<kRows, kGroups, kChanges>;
   const int early = min(work.steps, L::kStages);
-  for (int i = 0; i < early; ++i) load_matrix(i);
+  for (int i = begin; i < early; ++i) load_matrix(work, ring, i);
   wait_for_previous();
-  for (int i = 0; i < early; ++i) load_rows(i);
-  for (int i = early; i < work.steps; ++i) {
-    mbar_wait(ring.empty(i), ring.phase(i) ^ 1);
-    load_matrix(i);
-    load_rows(i);
-  }
+  if constexpr (L::kIsChanged) mbar_arrive(released);
+  for (int i = 0; i < early; ++i) load_rows(work, ring, i);
+}
+/// One thread asks for block `i` in the place of one that all are done with.
+template <int kRows, int kGroups, Changes kChanges>
+__device__ __forceinline__ void load_next(const Work& work,
+                                          const Ring<kRows, kGroups, kChanges>& ring, int i) {
+  mbar_wait(ring.empty(i), ring.phase(i) ^ 1);
+  load_matrix(work, ring, i);
+  load_rows(work, ring, i);
 }
 
 /// The norm's weights of a lane's 8 places of a block, on their way a block ahead: a load from
@@ -141,9 +169,8 @@ struct NormWeights {
 
 /// A warp's half of the rows of every second block, times the norm's weight. A lane has 8 elements
 /// of every fourth of these rows.
-template <int kRows, int kGroups, bool kIsChanged>
-__device__ __forceinline__ void scale(const Work& work,
-                                      const Ring<kRows, kGroups, kIsChanged>& ring,
+template <int kRows, int kGroups, Changes kChanges>
+__device__ __forceinline__ void scale(const Work& work, const Ring<kRows, kGroups, kChanges>& ring,
                                       float* squares) {
   constexpr int kOwn = kRows / 2, kVectors = kOwn / 4;
   const FewRowNorm& norm = work.few.norm;
@@ -185,11 +212,10 @@ __device__ __forceinline__ void scale(const Work& work,
 }
 
 /// The products of the CTA's blocks of the depth, to `sums` [kRows, kPitch].
-template <int kRows, int kGroups, bool kIsChanged>
+template <int kRows, int kGroups, Changes kChanges>
 __device__ __forceinline__ void multiply(const Work& work,
-                                         const Ring<kRows, kGroups, kIsChanged>& ring,
-                                         float* sums) {
-  using L = Layout<kRows, kGroups, kIsChanged>;
+                                         const Ring<kRows, kGroups, kChanges>& ring, float* sums) {
+  using L = Layout<kRows, kGroups, kChanges>;
   const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
   const bool is_normed = work.few.norm.weight != nullptr;
   float acc[kRows / 8][4];
@@ -205,6 +231,10 @@ __device__ __forceinline__ void multiply(const Work& work,
     MmaHopper::commit();
     MmaHopper::wait<1>();
     if (i > 0 && lane == 0) mbar_arrive(ring.empty(i - 1));
+    if constexpr (!L::kHasLoader) {
+      const int next = i - 1 + L::kStages;
+      if (threadIdx.x == 0 && i > 0 && next < work.steps) load_next(work, ring, next);
+    }
   }
   MmaHopper::wait<0>();
   pin(acc);

@@ -8,9 +8,9 @@
 // products. SwiGLU: the first half of a tile are columns of gate, the second the same ones of up.
 //
 // Four more warps apply the norm's weight to the rows in shared memory and add up the rows'
-// squares, which give the factor of the finished sums. One warp asks for matrices and rows. With
-// low-rank changes some more make those of the CTA's part of the rows meanwhile
-// (batch_row_changes.cuh).
+// squares, which give the factor of the finished sums. One thread asks for matrices and rows. With
+// low-rank changes eight more warps make those of the CTA's part of the rows meanwhile
+// (batch_row_changes.cuh), and CTAs beyond the tiles' make lows alone.
 //
 // Shared memory: a ring of stages of 64 in depth, columns and rows with the 128-byte swizzle, and
 // barriers. full[s]: the bytes of a stage have landed. scaled[s]: its rows are multiplied by the
@@ -25,6 +25,7 @@
 
 #include "ops/cuda/reduce.cuh"
 #include "ops/cuda/tensor_map.h"
+#include "ops/linear/cuda/batch_row_exchange.h"
 #include "ops/linear/cuda/batch_row_parts.cuh"
 
 namespace heddle::ops::cuda {
@@ -62,7 +63,7 @@ __device__ __forceinline__ float gated(float gate, float up) {
 }
 
 /// Four columns of a row, summed over the CTAs that share the depth.
-__device__ __forceinline__ float4 total_of(const Work& work, u32 address, float factor) {
+__device__ __forceinline__ float4 total_of(const Work& work, u32 address) {
   float4 parts[kMostSplit], y = {0, 0, 0, 0};
 #pragma unroll
   for (int s = 0; s < kMostSplit; ++s) {
@@ -72,15 +73,15 @@ __device__ __forceinline__ float4 total_of(const Work& work, u32 address, float 
 #pragma unroll
   for (int s = 0; s < kMostSplit; ++s)
     y.x += parts[s].x, y.y += parts[s].y, y.z += parts[s].z, y.w += parts[s].w;
-  return {y.x * factor, y.y * factor, y.z * factor, y.w * factor};
+  return y;
 }
 
 /// The CTA's rows of the tile: the sums of all CTAs of the cluster and what follows them. `changes`
-/// [kRows / split, kPitch]: those of the sums, if kIsChanged.
-template <int kRows, int kGroups, bool kIsChanged>
+/// [kRows / split, kPitch]: those of the sums, if L::kIsChanged.
+template <int kRows, int kGroups, Changes kChanges>
 __device__ __forceinline__ void write_out(const Work& work, u32 base, float* factors,
                                           const float* changes) {
-  using L = Layout<kRows, kGroups, kIsChanged>;
+  using L = Layout<kRows, kGroups, kChanges>;
   const few_row::Arguments& few = work.few;
   const FewRowSum& sum = work.sum;
   const int split = work.p.split, per = kRows / split, row_base = work.rank * per,
@@ -111,12 +112,13 @@ __device__ __forceinline__ void write_out(const Work& work, u32 base, float* fac
           is_wide, valid);
     const float factor = is_normed ? factors[own] : 1.f;
     const auto value = [&](int from) {
-      float4 y = total_of(work, base + (row * L::kPitch + from) * 4, factor);
-      if constexpr (kIsChanged) {
+      float4 y = total_of(work, base + (row * L::kPitch + from) * 4);
+      if constexpr (L::kIsChanged) {
         const float4 change = *reinterpret_cast<const float4*>(changes + own * L::kPitch + from);
         y.x += change.x, y.y += change.y, y.z += change.z, y.w += change.w;
       }
-      return float4{y.x * sum.scale, y.y * sum.scale, y.z * sum.scale, y.w * sum.scale};
+      return float4{y.x * factor * sum.scale, y.y * factor * sum.scale, y.z * factor * sum.scale,
+                    y.w * factor * sum.scale};
     };
     float4 y = value(column);
     if (work.is_gated()) {
@@ -130,15 +132,15 @@ __device__ __forceinline__ void write_out(const Work& work, u32 base, float* fac
 
 #endif
 
-template <int kRows, int kGroups, bool kIsChanged>
-__global__ void __launch_bounds__(Layout<kRows, kGroups, kIsChanged>::kThreads,
-                                  Layout<kRows, kGroups, kIsChanged>::kResident)
+template <int kRows, int kGroups, Changes kChanges>
+__global__ void __launch_bounds__(Layout<kRows, kGroups, kChanges>::kThreads,
+                                  Layout<kRows, kGroups, kChanges>::kResident)
     batch_rows_kernel(const __grid_constant__ Arguments p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using L = Layout<kRows, kGroups, kIsChanged>;
+  using L = Layout<kRows, kGroups, kChanges>;
   extern __shared__ unsigned char memory[];
   let_next_begin();
-  const Ring<kRows, kGroups, kIsChanged> ring{(smem_u32(memory) + 1023) & ~1023u};
+  const Ring<kRows, kGroups, kChanges> ring{(smem_u32(memory) + 1023) & ~1023u};
   unsigned char* const own = memory + (ring.base - smem_u32(memory));
   const auto floats = [&](u32 at) { return reinterpret_cast<float*>(own + at); };
   const few_row::Arguments& few = p.few;
@@ -157,21 +159,62 @@ __global__ void __launch_bounds__(Layout<kRows, kGroups, kIsChanged>::kThreads,
                   begin,
                   all * (rank + 1) / p.split - begin,
                   rank};
-  if (threadIdx.x == 0) ring.init();
-  __syncthreads();
-  if (warp == L::kLoader) {
-    if (threadIdx.x % 32 == 0) load(work, ring);
-    __syncwarp();
-  } else if (warp > L::kLoader) {
-    if constexpr (kIsChanged) {
-      const int per = kRows / p.split;
-      few_row::ChangedTile{few, sum, work.first, columns, rank * per, per}
-          .template make<L::kPitch, kGroups == 1 ? 4 : 2>(
-              static_cast<int>(threadIdx.x) - (L::kLoader + 1) * 32,
-              *reinterpret_cast<few_row::ChangeJobs*>(own + L::kChanges + kRows * L::kPitch * 4),
-              floats(L::kChanges));
+  const int per = kRows / p.split;
+  const typename L::Changed changed{
+      {{few, p.lows}, sum, which, work.first, columns, rank * per, per}};
+  auto& shared = *reinterpret_cast<ChangeShared<L::kUnits>*>(own + L::kShared);
+  if (threadIdx.x == 0) {
+    if constexpr (L::kIsChanged) shared.begin();
+    ring.init();  // its fence is for all barriers
+  }
+  const int changer = static_cast<int>(threadIdx.x) - L::kFirstChanger,
+            lister = static_cast<int>(threadIdx.x) - kGroups * 128,
+            loader = static_cast<int>(threadIdx.x) - (L::kHasLoader ? L::kWriters : 0);
+  const bool is_maker = L::kIsChanged && tile >= few.first_block[few.count];  // of lows alone
+  typename L::Changed::Found found;
+  if constexpr (L::kIsChanged) {
+    if (is_maker && changer < 0) return;
+    if (changer >= 0) {
+      found = changed.look_at_part(changed.first_part());
+    } else {
+      if (lister >= 0 && lister < L::Changed::kListers) found = changed.look_at_job(lister);
+      named_sync(7, L::kFirstChanger);
     }
   } else {
+    __syncthreads();
+  }
+  // Blocks are asked for by a thread of a warp that does nothing else, or of the first warp.
+  const int before = L::kIsChanged ? min(work.steps, kBeforeLows) : 0;
+  const auto wait_and_load = [&] {
+    if constexpr (L::kIsChanged) changed.wait_for_first_part();
+    if (loader == 0) load_first(work, ring, before, L::kIsChanged ? smem_u32(&shared.released) : 0);
+    __syncwarp();
+  };
+  if (loader == 0) {
+    for (int i = 0; i < before; ++i) load_matrix(work, ring, i);
+  }
+  __syncwarp();
+  if (L::kIsChanged && changer >= 0) {
+    if constexpr (L::kIsChanged)
+      changed.make(changer, found, shared, L::kWriters, is_maker, floats(L::kChangeSums));
+    if (is_maker) {
+      if (changer == 0) changed.leave();
+      return;
+    }
+  } else if (L::kHasLoader && loader >= 0) {
+    wait_and_load();
+    for (int i = L::kStages; loader == 0 && i < work.steps; ++i) load_next(work, ring, i);
+    __syncwarp();
+  } else {
+    if constexpr (L::kIsChanged) {
+      lister >= 0 ? changed.list(lister, found, shared)
+                  : changed.clear(threadIdx.x, kGroups * 128, floats(L::kChangeSums));
+      changed.begin_changes(L::kWriters);
+      if (!L::kHasLoader && warp == 0)
+        wait_and_load();
+      else if (lister < 0)
+        changed.ask_for_part(L::kHasLoader ? warp + 1 : warp);
+    }
     wait_for_previous();
     if (warp < kGroups * 4)
       multiply(work, ring, floats(0));
@@ -179,9 +222,12 @@ __global__ void __launch_bounds__(Layout<kRows, kGroups, kIsChanged>::kThreads,
       scale(work, ring, floats(L::kSquares));
   }
   p.split > 1 ? cluster_sync() : __syncthreads();
-  if (warp < L::kLoader)
-    write_out<kRows, kGroups, kIsChanged>(work, ring.base, floats(L::kFactors),
-                                          floats(L::kChanges));
+  if constexpr (L::kIsChanged) {
+    if (threadIdx.x == L::kThreads - 1) changed.leave();
+  }
+  if (threadIdx.x < L::kWriters)
+    write_out<kRows, kGroups, kChanges>(work, ring.base, floats(L::kFactors),
+                                        floats(L::kChangeSums));
   if (p.split > 1) leave_cluster();  // nobody reads this CTA's sums any more
 #endif
 }
@@ -195,11 +241,11 @@ int resident_of(const Kernel& kernel, const cudaLaunchConfig_t& config, int spli
   return clusters * split;
 }
 
-template <int kRows, int kGroups, bool kIsChanged>
+template <int kRows, int kGroups, Changes kChanges>
 void launch(Arguments& p, cudaStream_t stream) {
-  using L = Layout<kRows, kGroups, kIsChanged>;
+  using L = Layout<kRows, kGroups, kChanges>;
   constexpr int kBytes = L::kBytes + 1024;
-  const auto kernel = batch_rows_kernel<kRows, kGroups, kIsChanged>;
+  const auto kernel = batch_rows_kernel<kRows, kGroups, kChanges>;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   cudaStreamIsCapturing(stream, &status);
@@ -215,28 +261,31 @@ void launch(Arguments& p, cudaStream_t stream) {
   config.stream = stream;
   config.attrs = attributes;
   config.numAttrs = 1;
-  if (kIsChanged) {
+  if (L::kIsChanged) {
     static std::atomic<int> residents[kMostSplit + 1] = {};
     int resident = residents[p.split];
     if (resident == 0) residents[p.split] = resident = resident_of(kernel, config, p.split);
-    p.few.makers = std::min(static_cast<int>(config.gridDim.x), resident);
+    // Where CTAs are fewer than parts of the lows and than the device holds, more make lows alone.
+    const int all = static_cast<int>(config.gridDim.x);
+    const int more = std::min(p.lows.count, resident) - all;
+    if (more > 0) config.gridDim.x += static_cast<unsigned>(more / p.split * p.split);
+    p.lows.makers = std::min(static_cast<int>(config.gridDim.x), resident);
   }
   config.numAttrs = status == cudaStreamCaptureStatusActive ? 2 : 1;
   cudaLaunchKernelEx(&config, kernel, p);
 }
 
-template <int kRows, bool kIsChanged>
-void launch(Arguments& p, int groups, cudaStream_t stream) {
+template <int kRows>
+void launch(Arguments& p, int groups, bool is_changed, cudaStream_t stream) {
+  constexpr Changes kNone = Changes::kNone, kShallow = Changes::kShallow, kDeep = Changes::kDeep;
   if (groups == 1)
-    launch<kRows, 1, kIsChanged>(p, stream);
+    is_changed ? launch<kRows, 1, kDeep>(p, stream) : launch<kRows, 1, kNone>(p, stream);
+  else if (groups == 3)
+    is_changed ? launch<kRows, 3, kDeep>(p, stream) : launch<kRows, 3, kNone>(p, stream);
+  else if (!is_changed)
+    launch<kRows, 2, kNone>(p, stream);
   else
-    groups == 2 ? launch<kRows, 2, kIsChanged>(p, stream) : launch<kRows, 3, kIsChanged>(p, stream);
-}
-
-template <bool kIsChanged>
-void launch(Arguments& p, int groups, cudaStream_t stream) {
-  p.few.rows <= 32 ? launch<32, kIsChanged>(p, groups, stream)
-                   : launch<64, kIsChanged>(p, groups, stream);
+    p.split > 1 ? launch<kRows, 2, kShallow>(p, stream) : launch<kRows, 2, kDeep>(p, stream);
 }
 
 int tiles_of(const std::vector<FewRowSum>& sums, int groups) {
@@ -296,7 +345,7 @@ bool batch_rows_are_faster(int rows, const std::vector<FewRowSum>& sums) {
 void batch_row_sums(int rows, const std::vector<FewRowSum>& sums, cudaStream_t stream,
                     const FewRowNorm& norm, const FewRowSlots& slots) {
   if (rows < 1 || rows > kMostBatchRows || sums.empty() || sums.size() > kMostFewRowSums ||
-      slots.count > few_row::kMostRuns)
+      slots.count > kMostRuns)
     throw std::invalid_argument("batch_row_sums: too many rows, sums or runs, or none");
   Arguments p{};
   few_row::Arguments& few = p.few;
@@ -309,8 +358,9 @@ void batch_row_sums(int rows, const std::vector<FewRowSum>& sums, cudaStream_t s
   few.norm = norm;
   few.slots = slots;
   for (int i = 0; i < few.count; ++i) few.sums[i] = sums[static_cast<std::size_t>(i)];
-  const int runs = slots.runs != nullptr ? slots.count : few_row::kMostRuns / 8;
-  few.low_blocks = few.add_lows() * runs;
+  const int runs = slots.runs != nullptr ? slots.count : kMostRuns / 8,
+            depths = (few.depth + kPartDepth - 1) / kPartDepth, tiles_of_lows = few.add_lows();
+  few.low_blocks = tiles_of_lows * runs;
   const bool is_changed = few.low_blocks > 0;
   const Cut cut = cut_of(sums, is_changed);
   int tiles = 0, maps = 0;
@@ -336,8 +386,33 @@ void batch_row_sums(int rows, const std::vector<FewRowSum>& sums, cudaStream_t s
   const int kept_rows = rows <= 32 ? 32 : 64;
   p.rows_map = tensor_map(input.a, rows, input.depth, input.a_stride, kept_rows);
   p.split = cut.split;
-  if (is_changed) few.counters = few_row::next_counters();
-  is_changed ? launch<true>(p, cut.groups, stream) : launch<false>(p, cut.groups, stream);
+  if (is_changed) {
+    const Exchange exchange =
+        exchange_of(stream, int64_t{tiles_of_lows} * depths * kMostBatchRows * kRanks);
+    LowParts& lows = p.lows;
+    lows.table = slots.runs;
+    lows.low_count = few.low_count;
+    lows.low_blocks = few.low_blocks;
+    lows.depth = few.depth;
+    lows.sets = slots.sets;
+    for (int i = 0; i < few.low_count; ++i) {
+      const FewRowSum& sum = few.sums[few.low_change[i] / 2];
+      lows.first_low[i] = few.first_low[i];
+      lows.slots[i] = (few.low_change[i] % 2 == 1 ? sum.up_change : sum.change).slots;
+    }
+    lows.runs = runs;
+    lows.depths = depths;
+    lows.count = few.low_blocks * depths;
+    lows.x = few.x;
+    lows.x_stride = few.x_stride;
+    lows.norm = norm;
+    lows.words = exchange.words;
+    lows.counter = exchange.counter;
+  }
+  if (rows <= 32)
+    launch<32>(p, cut.groups, is_changed, stream);
+  else
+    launch<64>(p, cut.groups, is_changed, stream);
   check_launch("batch_row_sums");
 }
 

@@ -23,7 +23,6 @@ struct Arguments {
   const void* x;
   int64_t x_stride;
   int depth, low_blocks;
-  int makers;                       ///< batch_rows: CTAs that make lows.
   int resident;                     ///< CTAs that the device holds at a time.
   int low_change[kMostFewRowSums];  ///< Twice the sum's number; one more: its up_change.
   int first_low[kMostFewRowSums], low_count;

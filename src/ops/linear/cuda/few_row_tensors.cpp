@@ -207,7 +207,8 @@ Tensors few_row_layers(const KernelTable& kernels, const FewRowLayers& call) {
   cuda::FewRowSlots slots;
   if (call.slots) {
     const cuda::SlotLayers tables = grouped_low_rank_cuda::slot_layers(*call.slots);
-    slots = {tables.runs, tables.run_count, tables.rank};
+    slots = {tables.runs, tables.run_count, tables.rank,
+             static_cast<int>(call.slots->layers.at(0).size(0))};
   }
   std::int64_t first = 0;
   Tensors results;
