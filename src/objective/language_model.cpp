@@ -131,20 +131,30 @@ TokenLogprobs::TokenLogprobs(Model& model, const at::Tensor& hidden, const LossR
   if (options_.want_gradients) trunk_.set_requires_grad(true);
   normalized_ = head_rows(model, trunk_, rows, options_.want_gradients, options_.temperature);
   options_.want_gradients ? change_rows() : ops::run_without_gradient([this] { change_rows(); });
-  ops::LinearCrossEntropy::Inputs inputs;
-  inputs.hidden = normalized_;
-  inputs.changes = changes_;
-  inputs.labels = rows.labels;
-  inputs.support = options_.support;
+  ops::LinearCrossEntropy::Inputs inputs = this->inputs();
   inputs.want_entropy = options_.want_entropy;
-  const bool is_one_pass = options_.want_gradients && !model.head_weight().trainable() &&
-                           changes_.empty() && !options_.entropy_gradients.defined();
-  inputs.keep_logits = options_.want_gradients && !is_one_pass;
-  const auto result = cross_entropy(model, inputs, is_one_pass);
+  const bool is_frozen = options_.want_gradients && !model.head_weight().trainable() &&
+                         !options_.entropy_gradients.defined();
+  const bool is_one_pass = is_frozen && changes_.empty(),
+             is_known = is_frozen && !is_one_pass && options_.known_derivatives.defined();
+  inputs.keep_logits = options_.want_gradients && !is_one_pass && !is_known;
+  // The operator's loss is the sum of loss weight x -log p.
+  if (is_known) inputs.loss_weights = -options_.known_derivatives;
+  auto result = cross_entropy(model, inputs, is_one_pass || is_known);
   logits_ = result.logits;
   values_ = result.logprobs;
   if (options_.want_entropy) entropy_ = result.entropy;
   if (is_one_pass) unit_gradient_ = result.grad_hidden;
+  if (is_known) known_ = Gradients{result.grad_hidden, std::move(result.grad_changes)};
+}
+
+ops::LinearCrossEntropy::Inputs TokenLogprobs::inputs() const {
+  ops::LinearCrossEntropy::Inputs inputs;
+  inputs.hidden = normalized_;
+  inputs.changes = changes_;
+  inputs.labels = rows_.labels;
+  inputs.support = options_.support;
+  return inputs;
 }
 
 void TokenLogprobs::change_rows() {
@@ -164,37 +174,34 @@ void TokenLogprobs::change_rows() {
 
 at::Tensor TokenLogprobs::gradient(const at::Tensor& d_values) {
   if (rows_.total == 0) return ops::run_without_gradient([&] { return at::zeros_like(trunk_); });
-  differentiate(d_values);
-  return trunk_.grad();
-}
-
-void TokenLogprobs::differentiate(const at::Tensor& d_values) {
-  // The operator's loss is the sum of loss weight x -log p.
-  if (unit_gradient_.defined()) {
-    const at::Tensor gradient = ops::run_without_gradient(
-        [&] { return (unit_gradient_ * -d_values.unsqueeze(1)).to(unit_gradient_.scalar_type()); });
-    return ops::run_backward({normalized_}, {gradient});
-  }
-  ops::LinearCrossEntropy::Inputs inputs;
-  inputs.hidden = normalized_;
-  inputs.changes = changes_;
-  inputs.labels = rows_.labels;
-  inputs.support = options_.support;
-  inputs.loss_weights = -d_values;
-  inputs.entropy_gradients = options_.entropy_gradients;
-  inputs.want_entropy = options_.entropy_gradients.defined();
-  inputs.logits = std::exchange(logits_, {});
-  const auto result = cross_entropy(model_, inputs, /*want_gradients=*/true);
-  ops::Tensors outputs = {normalized_}, gradients = {result.grad_hidden};
+  const Gradients found = known_ ? *std::exchange(known_, std::nullopt) : gradients_of(d_values);
+  ops::Tensors outputs = {normalized_}, gradients = {found.normalized};
   std::size_t next = 0;
   for (const ChangedHeadRows& part : options_.changed) {
     if (part.change == nullptr || part.rows == 0) continue;
-    const ops::LinearCrossEntropy::ChangeGradient& own = result.grad_changes.at(next);
+    const ops::LinearCrossEntropy::ChangeGradient& own = found.changes.at(next);
     if (part.change->b().trainable()) part.change->b().add_gradient(own.weight);
     outputs.push_back(changes_[next++].low);
     gradients.push_back(own.low);
   }
   ops::run_backward(outputs, gradients);
+  return trunk_.grad();
+}
+
+TokenLogprobs::Gradients TokenLogprobs::gradients_of(const at::Tensor& d_values) {
+  if (unit_gradient_.defined()) {
+    return {ops::run_without_gradient([&] {
+              return (unit_gradient_ * -d_values.unsqueeze(1)).to(unit_gradient_.scalar_type());
+            }),
+            {}};
+  }
+  ops::LinearCrossEntropy::Inputs inputs = this->inputs();
+  inputs.loss_weights = -d_values;
+  inputs.entropy_gradients = options_.entropy_gradients;
+  inputs.want_entropy = options_.entropy_gradients.defined();
+  inputs.logits = std::exchange(logits_, {});
+  auto result = cross_entropy(model_, inputs, /*want_gradients=*/true);
+  return {result.grad_hidden, std::move(result.grad_changes)};
 }
 
 }  // namespace heddle::objective

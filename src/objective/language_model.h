@@ -1,5 +1,8 @@
 #pragma once
 
+#include <optional>
+#include <vector>
+
 #include "objective/loss_rows.h"
 #include "objective/objective.h"
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
@@ -67,6 +70,9 @@ class TokenLogprobs {
     /// none.
     at::Tensor entropy_gradients = {};
     std::vector<ChangedHeadRows> changed = {};  ///< Of all rows in order; empty: no adapters.
+    /// [n]: the derivatives that gradient() will be given, if they are known before: a frozen head
+    /// with adapters then needs one pass. Undefined: they follow from the values.
+    at::Tensor known_derivatives = {};
   };
   /// On hidden states [T/tp,H]. All ranks along tp make theirs together.
   TokenLogprobs(Model& model, const at::Tensor& hidden, const LossRows& rows, Options options);
@@ -83,8 +89,14 @@ class TokenLogprobs {
   /// The changes of the head with what they make of the normalized rows, recorded if there will be
   /// gradients.
   void change_rows();
-  /// Gives the gradients to the backward of what the head reads.
-  void differentiate(const at::Tensor& d_values);
+  /// What of the gradients does not stand in the head's weight.
+  struct Gradients {
+    at::Tensor normalized;
+    std::vector<ops::LinearCrossEntropy::ChangeGradient> changes;
+  };
+  /// The operator's inputs for values, entropies or their gradients.
+  ops::LinearCrossEntropy::Inputs inputs() const;
+  Gradients gradients_of(const at::Tensor& d_values);
 
   Model& model_;
   const LossRows& rows_;
@@ -94,6 +106,7 @@ class TokenLogprobs {
   at::Tensor unit_gradient_;  ///< [n,H] of the sum of -values; undefined where the head is trained
                               ///< or changed.
   at::Tensor logits_;         ///< Where the head is trained, of one chunk.
+  std::optional<Gradients> known_;  ///< By Options::known_derivatives.
 };
 
 }  // namespace heddle::objective

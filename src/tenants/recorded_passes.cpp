@@ -49,7 +49,7 @@ std::string RecordedPasses::why_not(const assembly::ModelOnRanks& base) {
 }
 
 bool RecordedPasses::run(std::span<const Piece> pieces, const Loss& loss) {
-  Recorded* const pass = recorded_for(pieces);
+  Recorded* const pass = recorded_for(pieces, loss.constant.has_value());
   if (pass == nullptr) {
     make_room();
     return false;
@@ -83,8 +83,13 @@ void RecordedPasses::forget(const adapters::LoraSet& set) {
   }
 }
 
-RecordedPasses::Shape RecordedPasses::shape_of(std::span<const Piece> pieces) {
-  Shape shape = {at::globalContext().deterministicAlgorithms()};
+RecordedPasses::Shape RecordedPasses::shape_of(std::span<const Piece> pieces,
+                                               bool has_derivatives) {
+  // They change the launches of heads with adapters alone.
+  const bool is_changed = std::ranges::any_of(pieces, [&](const Piece& piece) {
+    return piece.set->of(*base_.model->lm_head()) != nullptr;
+  });
+  Shape shape = {at::globalContext().deterministicAlgorithms(), is_changed && has_derivatives};
   for (const Piece& piece : pieces) {
     const data::Batch& batch = piece.batch;
     shape.insert(shape.end(), {stand_ins_.structure_of(*piece.set), batch.size(), batch.real_tokens,
@@ -94,9 +99,10 @@ RecordedPasses::Shape RecordedPasses::shape_of(std::span<const Piece> pieces) {
   return shape;
 }
 
-RecordedPasses::Recorded* RecordedPasses::recorded_for(std::span<const Piece> pieces) {
+RecordedPasses::Recorded* RecordedPasses::recorded_for(std::span<const Piece> pieces,
+                                                       bool has_derivatives) {
   if (!records_) return nullptr;
-  Shape shape = shape_of(pieces);
+  Shape shape = shape_of(pieces, has_derivatives);
   const auto known =
       std::ranges::find_if(recorded_, [&](const Recorded& pass) { return pass.shape == shape; });
   if (known != recorded_.end()) {
@@ -145,7 +151,7 @@ RecordedPasses::Recorded* RecordedPasses::record(Shape shape, std::span<const Pi
     Recorded& pass = recorded_.back();
     for (std::size_t p = 0; p < pass.places.size(); ++p)
       pass.batch.adapters[p].set = pass.places[p].set.get();
-    queue(pass);
+    queue(pass, /*has_derivatives=*/pass.shape.at(1) != 0);
     return &pass;
   } catch (const std::exception& error) {
     give_up(error.what());
@@ -153,7 +159,7 @@ RecordedPasses::Recorded* RecordedPasses::record(Shape shape, std::span<const Pi
   }
 }
 
-void RecordedPasses::queue(Recorded& pass) {
+void RecordedPasses::queue(Recorded& pass, bool has_derivatives) {
   assembly::Model& model = *base_.model;
   parallel::BlockRunner& blocks = base_.pipeline->stages().front().runner;
   const c10::Device device = base_.context.device;
@@ -161,6 +167,7 @@ void RecordedPasses::queue(Recorded& pass) {
   std::optional<objective::TokenLogprobs> logprobs;
   const device::Graph* const neighbour =
       recorded_.size() > 1 ? recorded_.front().backward.get() : nullptr;
+  pass.d_values = at::zeros({pass.rows.total}, pass.rows.loss_weights.options());
   pass.forward = device::record(
       device,
       [&] {
@@ -169,11 +176,12 @@ void RecordedPasses::queue(Recorded& pass) {
                            /*wants_input_gradient=*/false, tape);
         logprobs.emplace(model, hidden, pass.rows,
                          objective::TokenLogprobs::Options{
-                             .want_gradients = true, .changed = changed_heads(model, pass.batch)});
+                             .want_gradients = true,
+                             .changed = changed_heads(model, pass.batch),
+                             .known_derivatives = has_derivatives ? pass.d_values : at::Tensor()});
         pass.values = logprobs->values();
       },
       neighbour);
-  pass.d_values = at::zeros_like(pass.values);
   pass.backward = device::record(
       device,
       [&] {

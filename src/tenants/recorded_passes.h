@@ -69,13 +69,14 @@ class RecordedPasses {
     std::unique_ptr<device::Graph> forward, backward;
   };
 
-  Shape shape_of(std::span<const Piece> pieces);
+  /// `has_derivatives`: those of the loss are known before the pass.
+  Shape shape_of(std::span<const Piece> pieces, bool has_derivatives);
   /// The graphs of the shape; made now if it came before, null if there are none.
-  Recorded* recorded_for(std::span<const Piece> pieces);
+  Recorded* recorded_for(std::span<const Piece> pieces, bool has_derivatives);
   /// The tokens and labels of other pieces of its shape, from which all else of a batch follows.
   static void refill(Recorded& pass, std::span<const Piece> pieces);
   Recorded* record(Shape shape, std::span<const Piece> pieces);
-  void queue(Recorded& pass);
+  void queue(Recorded& pass, bool has_derivatives);
   void drop_graphs();
   void give_up(const std::string& reason);
   /// Gives the graphs' memory back where a pass launched beside them may not fit.

@@ -55,19 +55,24 @@ PassHeadResult apply_head(assembly::Model& model, const CutsOfPass& pass, const 
   std::vector<objective::ChangedHeadRows> changed;
   for (std::size_t i = 0; i < cuts.size(); ++i)
     changed.push_back({pass.sets[i]->of(*model.lm_head()), cuts[i].rows});
-  objective::TokenLogprobs logprobs(
-      model, hidden, rows, {.want_gradients = wants_gradients, .changed = std::move(changed)});
+  const auto on_device = [&](const std::vector<double>& derivatives) {
+    return device::upload(at::tensor(derivatives, at::kDouble).to(rows.loss_weights.scalar_type()),
+                          hidden.device());
+  };
+  at::Tensor known;
+  if (const auto constant = constant_derivatives(cuts); constant && wants_gradients)
+    known = on_device(*constant);
+  objective::TokenLogprobs logprobs(model, hidden, rows,
+                                    {.want_gradients = wants_gradients,
+                                     .changed = std::move(changed),
+                                     .known_derivatives = known});
   const at::Tensor host = logprobs.values().to(at::kCPU, at::kDouble).contiguous();
   const CutLosses losses =
       losses_of(cuts, {host.const_data_ptr<double>(), static_cast<std::size_t>(host.numel())});
   PassHeadResult result;
   for (const double sum : losses.sums)
     result.losses.push_back(at::tensor(sum, rows.loss_weights.options()));
-  if (wants_gradients) {
-    const at::Tensor d = at::tensor(losses.d_logprobs, at::kDouble);
-    result.grad_hidden =
-        logprobs.gradient(device::upload(d.to(logprobs.values().scalar_type()), hidden.device()));
-  }
+  if (wants_gradients) result.grad_hidden = logprobs.gradient(on_device(losses.d_logprobs));
   return result;
 }
 

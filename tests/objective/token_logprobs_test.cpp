@@ -117,6 +117,25 @@ TEST(TokenLogprobsOfAChangedHead, EqualAHeadWithTheChangeAddedRowByRow) {
     EXPECT_TRUE(at::allclose(factor.gradient(), factors[i].grad(), 1e-10, 1e-12)) << i;
   }
   EXPECT_FALSE(model->head_weight().gradient().defined());
+
+  // Derivatives that are known before give the same in one pass.
+  std::vector<at::Tensor> gradients;
+  for (const auto& change : changes) {
+    for (nn::Parameter* factor : {&change->a(), &change->b()}) {
+      gradients.push_back(factor->gradient().clone());
+      factor->clear_gradient();
+    }
+  }
+  TokenLogprobs known(
+      *model, hidden, rows,
+      {.want_gradients = true, .changed = changed, .known_derivatives = values.grad()});
+  EXPECT_TRUE(at::allclose(known.values(), expected.detach(), 1e-12, 1e-12));
+  EXPECT_TRUE(at::allclose(known.gradient(values.grad()), leaf.grad(), 1e-10, 1e-12));
+  for (std::size_t i = 0; i < gradients.size(); ++i) {
+    nn::Parameter& factor = i % 2 == 0 ? changes[i / 2]->a() : changes[i / 2]->b();
+    factor.collect_gradient();
+    EXPECT_TRUE(at::allclose(factor.gradient(), gradients[i], 1e-10, 1e-12)) << i;
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(TrainedAndFrozen, TokenLogprobsTest, ::testing::Bool(),
