@@ -89,7 +89,7 @@ class TokenLogprobs {
   /// The changes of the head with what they make of the normalized rows, recorded if there will be
   /// gradients.
   void change_rows();
-  /// What of the gradients does not stand in the head's weight.
+  /// Gradients that the head's weight does not take.
   struct Gradients {
     at::Tensor normalized;
     std::vector<ops::LinearCrossEntropy::ChangeGradient> changes;

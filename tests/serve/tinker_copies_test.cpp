@@ -138,7 +138,7 @@ TEST(TinkerCopies, AnotherTenantsKeyReadsItsWeights) {
   load["optimizer"] = true;
   EXPECT_EQ(other.caller.wait(other.caller.post("load_weights", load)).at("model_id"),
             other.session + ":train:4");
-  // What a restart would read again names the tenant and holds no key; nor can a client name one.
+  // The request that a restart would read again names the tenant; no client can name one.
   load.erase("weights_access_token");
   load["model_seq_id"] = 5;
   load["heddle_reader"] = "ann";

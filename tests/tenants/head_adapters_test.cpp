@@ -1,4 +1,4 @@
-// Adapters on the language-model head: what is trained is what generates, and what a file holds.
+// Adapters on the language-model head: one set trains, generates and lies in a file with the same numbers.
 #include <ATen/ops/equal.h>
 #include <gtest/gtest.h>
 
@@ -51,7 +51,7 @@ class HeadAdapters : public TrainerTest, public ::testing::WithParamInterface<bo
       trainer_->optim_step(set, {.lr = 2e-2});
     }
   }
-  /// What the trainer says of the tokens of an answer.
+  /// Log-probabilities that the trainer gives the tokens of an answer.
   std::vector<float> scored(SetId set, const rollout::Request& request,
                             const rollout::Completion& answer) {
     std::vector<std::int64_t> all(request.prompt.begin(), request.prompt.end());
