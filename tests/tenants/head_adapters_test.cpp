@@ -1,4 +1,4 @@
-// Adapters on the language-model head: one set trains, generates and lies in a file with the same numbers.
+// Adapters on the language-model head: trained, sampled from, saved, with the same numbers.
 #include <ATen/ops/equal.h>
 #include <gtest/gtest.h>
 
