@@ -198,7 +198,8 @@ TEST_P(RecordedTenantPasses, MixLossesThatNeedTheLogprobsWithOnesThatDoNot) {
       }
     }
   });
-  EXPECT_EQ(found, (std::vector<bool>{false, true, true, true, true, true}));
+  // With adapters of the head a pass whose derivatives are known before is another one than ppo's.
+  EXPECT_EQ(found, (std::vector<bool>{false, true, false, true, true, true}));
 }
 
 INSTANTIATE_TEST_SUITE_P(Gpu, RecordedTenantPasses, ::testing::Bool(),
