@@ -80,7 +80,7 @@ struct ChangedTile : ChangesOfAnyRank<kPitch, kUnits> {
       const Part part = at < parts.count ? part_of(at, found) : Part{};
       FewRowVector a[kAhead][2], x[kAhead][1];
       fetch(part, thread, a);
-      const NormPart norm = fetch_norm(part, thread);
+      const NormPart norm[2] = {fetch_norm(part, thread), fetch_norm(part, thread + kThreads)};
       if (is_maker) {
         wait_for_previous();
       } else {
@@ -89,7 +89,8 @@ struct ChangedTile : ChangesOfAnyRank<kPitch, kUnits> {
       }
       fetch_rows(part, thread, x);
       round = load_relaxed(parts.counter) + 1;
-      put_norm(norm, thread, shared.making);
+      put_norm(norm[0], thread, shared.making);
+      put_norm(norm[1], thread + kThreads, shared.making);
       named_sync(4, kThreads);
       if (part.run.rows > 0) make_part(part, thread, a, x, shared.making, round);
     }
@@ -104,7 +105,9 @@ struct ChangedTile : ChangesOfAnyRank<kPitch, kUnits> {
       FewRowVector a[kAhead][2], x[kAhead][1];
       fetch(part, thread, a);
       fetch_rows(part, thread, x);
-      put_norm(fetch_norm(part, thread), thread, shared.making);
+      const NormPart norm[2] = {fetch_norm(part, thread), fetch_norm(part, thread + kThreads)};
+      put_norm(norm[0], thread, shared.making);
+      put_norm(norm[1], thread + kThreads, shared.making);
       named_sync(4, kThreads);
       make_part(part, thread, a, x, shared.making, round);
     }
@@ -199,6 +202,7 @@ struct ChangedTile : ChangesOfAnyRank<kPitch, kUnits> {
             if (from[k] >= 0 && !(are_of(words[k][0], round) && are_of(words[k][1], round)))
               is_done = false;
           }
+          if (!is_done && parts.sleep > 0) __nanosleep(parts.sleep);
         } while (!is_done);
 #pragma unroll
         for (int k = 0; k < kUnits; ++k) {

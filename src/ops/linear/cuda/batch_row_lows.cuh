@@ -16,7 +16,7 @@ using few_row::RunOfChange;
 
 constexpr int kMostRuns = 64, kChangers = 8;  ///< Runs of rows with one set; warps of a CTA.
 constexpr int kRunRows = kMostSlotRows, kRanks = kFewRowColumns;  ///< Rows and ranks of a part.
-constexpr int kPartDepth = 1024;
+constexpr int kPartDepth = 1280;  ///< As many as leave few CTAs a second part with 32 sets.
 constexpr int kMostSets = 64;  ///< Sets whose slots a warp looks up at once.
 
 /// How the lows of a launch are cut and where they meet.
@@ -27,6 +27,7 @@ struct alignas(64) LowParts {
   int runs;    ///< Runs of rows; kMostRuns / 8 of 8 rows if there is no table.
   int depths;  ///< Parts of the depth.
   int count;   ///< Parts of all lows.
+  int before, sleep;
   int makers;  ///< CTAs that make them, which the device holds all at once.
   const void* x;
   int64_t x_stride;
@@ -239,14 +240,14 @@ struct LowMaker {
     }
   }
 
-  /// Four of the norm's scales of a part, on their way.
+  /// Four of the norm's scales of a part, on their way. Few threads have four more.
   struct NormPart {
     uint4 bits;
     bool is_there;
   };
   __device__ __forceinline__ NormPart fetch_norm(const Part& part, int thread) const {
     const int at = part.depth + 4 * thread;
-    NormPart found{{0, 0, 0, 0}, at < parts.depth};
+    NormPart found{{0, 0, 0, 0}, 4 * thread < kPartDepth && at < parts.depth};
     if (parts.norm.weight == nullptr || !found.is_there) return found;
     if (parts.norm.weight_type == Element::kBFloat16) {
       const uint2 v =
@@ -261,7 +262,7 @@ struct LowMaker {
   /// To shared memory, zeros beyond the depth.
   __device__ __forceinline__ void put_norm(const NormPart& found, int thread,
                                            LowSums& shared) const {
-    if (parts.norm.weight == nullptr) return;
+    if (parts.norm.weight == nullptr || 4 * thread >= kPartDepth) return;
     const uint4& bits = found.bits;
     float4 v = {0, 0, 0, 0};
     if (found.is_there) {

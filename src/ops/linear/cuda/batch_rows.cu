@@ -19,6 +19,8 @@
 #include "ops/linear/cuda/batch_rows.h"
 
 #include <algorithm>
+#include <cstdio>
+#include <cstdlib>
 #include <atomic>
 #include <stdexcept>
 #include <string>
@@ -34,6 +36,18 @@ namespace {
 using namespace batch_row;
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+/// Registers that changing warps take from the others, where all have too few for A of a part.
+template <class L>
+__device__ __forceinline__ void give_registers() {
+  if constexpr (L::kKeptRegisters > 0)
+    set_max_registers_down<L::kKeptRegisters>();
+}
+template <class L>
+__device__ __forceinline__ void take_registers() {
+  if constexpr (L::kKeptRegisters > 0)
+    set_max_registers_up<L::kTakenRegisters>();
+}
 
 /// 4 elements, of which `valid` are there.
 __device__ __forceinline__ float4 load_four(const bf16* from, bool is_wide, int valid) {
@@ -86,7 +100,8 @@ __device__ __forceinline__ void write_out(const Work& work, u32 base, float* fac
   const FewRowSum& sum = work.sum;
   const int split = work.p.split, per = kRows / split, row_base = work.rank * per,
             thread = threadIdx.x;
-  const bool is_normed = few.norm.weight != nullptr, is_wide = work.p.is_wide[work.which];
+  const bool is_normed = few.norm.weight != nullptr, is_wide = work.p.is_wide[work.which],
+             is_pair = work.p.twins[work.which].y != nullptr;
   if (is_normed) {
     if (thread < per) {
       const u32 at = base + L::kSquares + (row_base + thread) * 4;
@@ -100,7 +115,7 @@ __device__ __forceinline__ void write_out(const Work& work, u32 base, float* fac
     }
     named_sync(2, L::kWriters);
   }
-  const int groups = (work.is_gated() ? L::kColumns / 2 : L::kColumns) / 4;  // of four columns
+  const int groups = (work.has_halves() ? L::kColumns / 2 : L::kColumns) / 4;  // of four columns
   for (int i = thread; i < per * groups; i += L::kWriters) {
     const int own = i / groups, row = row_base + own, column = i % groups * 4,
               valid = row < few.rows ? sum.columns - work.first - column : 0;
@@ -121,7 +136,11 @@ __device__ __forceinline__ void write_out(const Work& work, u32 base, float* fac
                     y.w * factor * sum.scale};
     };
     float4 y = value(column);
-    if (work.is_gated()) {
+    if (is_pair) {
+      const Twin& twin = work.p.twins[work.which];
+      store4(static_cast<bf16*>(twin.y) + row * twin.y_stride + work.first + column, is_wide, valid,
+             value(column + L::kColumns / 2));
+    } else if (work.has_halves()) {
       const float4 up = value(column + L::kColumns / 2);
       y = {gated(y.x, up.x), gated(y.y, up.y), gated(y.z, up.z), gated(y.w, up.w)};
     }
@@ -173,7 +192,10 @@ __global__ void __launch_bounds__(Layout<kRows, kGroups, kChanges>::kThreads,
   const bool is_maker = L::kIsChanged && tile >= few.first_block[few.count];  // of lows alone
   typename L::Changed::Found found;
   if constexpr (L::kIsChanged) {
-    if (is_maker && changer < 0) return;
+    if (is_maker && changer < 0) {
+      give_registers<L>();
+      return;
+    }
     if (changer >= 0) {
       found = changed.look_at_part(changed.first_part());
     } else {
@@ -184,7 +206,7 @@ __global__ void __launch_bounds__(Layout<kRows, kGroups, kChanges>::kThreads,
     __syncthreads();
   }
   // Blocks are asked for by a thread of a warp that does nothing else, or of the first warp.
-  const int before = L::kIsChanged ? min(work.steps, kBeforeLows) : 0;
+  const int before = L::kIsChanged ? min(work.steps, p.lows.before) : 0;
   const auto wait_and_load = [&] {
     if constexpr (L::kIsChanged) changed.wait_for_first_part();
     if (loader == 0) load_first(work, ring, before, L::kIsChanged ? smem_u32(&shared.released) : 0);
@@ -195,6 +217,7 @@ __global__ void __launch_bounds__(Layout<kRows, kGroups, kChanges>::kThreads,
   }
   __syncwarp();
   if (L::kIsChanged && changer >= 0) {
+    take_registers<L>();
     if constexpr (L::kIsChanged)
       changed.make(changer, found, shared, L::kWriters, is_maker, floats(L::kChangeSums));
     if (is_maker) {
@@ -206,6 +229,7 @@ __global__ void __launch_bounds__(Layout<kRows, kGroups, kChanges>::kThreads,
     for (int i = L::kStages; loader == 0 && i < work.steps; ++i) load_next(work, ring, i);
     __syncwarp();
   } else {
+    give_registers<L>();
     if constexpr (L::kIsChanged) {
       lister >= 0 ? changed.list(lister, found, shared)
                   : changed.clear(threadIdx.x, kGroups * 128, floats(L::kChangeSums));
@@ -280,6 +304,8 @@ void launch(Arguments& p, int groups, bool is_changed, cudaStream_t stream) {
   constexpr Changes kNone = Changes::kNone, kShallow = Changes::kShallow, kDeep = Changes::kDeep;
   if (groups == 1)
     is_changed ? launch<kRows, 1, kDeep>(p, stream) : launch<kRows, 1, kNone>(p, stream);
+  else if (groups == 3 && is_changed && p.split > 1 && std::getenv("HDEEP") == nullptr)
+    launch<kRows, 3, kShallow>(p, stream);
   else if (groups == 3)
     is_changed ? launch<kRows, 3, kDeep>(p, stream) : launch<kRows, 3, kNone>(p, stream);
   else if (!is_changed)
@@ -297,6 +323,33 @@ int tiles_of(const std::vector<FewRowSum>& sums, int groups) {
   return tiles;
 }
 
+bool is_on_8_bytes(const void* data, int64_t stride) {
+  return reinterpret_cast<uintptr_t>(data) % 8 == 0 && stride % 4 == 0;
+}
+
+/// Two narrow sums become the halves of one, as a tile costs the same whatever columns it has.
+/// twins: the second one's outputs.
+std::vector<FewRowSum> paired(const std::vector<FewRowSum>& sums, Twin (&twins)[kMostFewRowSums]) {
+  std::vector<FewRowSum> all;
+  for (std::size_t i = 0; i < sums.size(); ++i) {
+    FewRowSum one = sums[i];
+    if (i + 1 < sums.size()) {
+      const FewRowSum& other = sums[i + 1];
+      if (one.columns <= kGroupColumns / 2 && other.columns == one.columns && one.up == nullptr &&
+          other.up == nullptr && one.start == nullptr && other.start == nullptr &&
+          one.scale == other.scale && one.terms[0].b_stride == other.terms[0].b_stride &&
+          is_on_8_bytes(one.y, one.y_stride) == is_on_8_bytes(other.y, other.y_stride)) {
+        one.up = other.terms[0].b;
+        one.up_change = other.change;
+        twins[all.size()] = {other.y, other.y_stride};
+        ++i;
+      }
+    }
+    all.push_back(one);
+  }
+  return all;
+}
+
 /// How the work of a launch is cut.
 struct Cut {
   int groups;  ///< Groups of 64 columns that make a tile.
@@ -310,7 +363,12 @@ struct Cut {
 /// two and all wait for these.
 Cut cut_of(const std::vector<FewRowSum>& sums, bool is_changed) {
   const int all = multiprocessors(), steps = (sums[0].terms[0].depth + kDepth - 1) / kDepth;
-  Cut cut{2, 1};
+  Cut cut{3, 1};
+  const int widest = tiles_of(sums, 3);
+  while (cut.split < kMostSplit && widest * cut.split * 2 <= (cut.split > 1 ? all * 7 / 8 : all))
+    cut.split *= 2;
+  if (cut.split > 1 && steps >= cut.split * 16 && widest * cut.split * 4 >= all * 3 && std::getenv("HOLD") == nullptr) return cut;
+  cut = {2, 1};
   if (tiles_of(sums, 2) > all)
     cut.groups = 3;
   else if (sums[0].up == nullptr && tiles_of(sums, 1) * 8 <= all * 3)
@@ -321,11 +379,8 @@ Cut cut_of(const std::vector<FewRowSum>& sums, bool is_changed) {
                                                            : (cut.groups > 1 ? all : all * 3 / 4);
   while (cut.split < kMostSplit && tiles * cut.split * 2 <= most && steps >= cut.split * 8)
     cut.split *= 2;
+  if (const char* e = std::getenv(is_changed ? "HCUT" : "HCUT0"); e && steps >= 32) std::sscanf(e, "%d,%d", &cut.groups, &cut.split);
   return cut;
-}
-
-bool is_on_8_bytes(const void* data, int64_t stride) {
-  return reinterpret_cast<uintptr_t>(data) % 8 == 0 && stride % 4 == 0;
 }
 
 }  // namespace
@@ -342,12 +397,18 @@ bool batch_rows_are_faster(int rows, const std::vector<FewRowSum>& sums) {
   return rows > kMostFewRows || bytes > (rows > kMostFewRows / 2 ? 8 : 12) * kMegabyte;
 }
 
-void batch_row_sums(int rows, const std::vector<FewRowSum>& sums, cudaStream_t stream,
+void batch_row_sums(int rows, const std::vector<FewRowSum>& given, cudaStream_t stream,
                     const FewRowNorm& norm, const FewRowSlots& slots) {
-  if (rows < 1 || rows > kMostBatchRows || sums.empty() || sums.size() > kMostFewRowSums ||
+  if (rows < 1 || rows > kMostBatchRows || given.empty() || given.size() > kMostFewRowSums ||
       slots.count > kMostRuns)
     throw std::invalid_argument("batch_row_sums: too many rows, sums or runs, or none");
+  for (const FewRowSum& sum : given) {
+    const FewRowTerm &term = sum.terms[0], &first = given[0].terms[0];
+    if (sum.term_count != 1 || term.a != first.a || term.depth != first.depth)
+      throw std::invalid_argument("batch_row_sums: sums of several terms, or of other rows");
+  }
   Arguments p{};
+  const std::vector<FewRowSum> sums = paired(given, p.twins);
   few_row::Arguments& few = p.few;
   const FewRowTerm& input = sums[0].terms[0];
   few.count = static_cast<int>(sums.size());
@@ -367,17 +428,15 @@ void batch_row_sums(int rows, const std::vector<FewRowSum>& sums, cudaStream_t s
   for (int i = 0; i < few.count; ++i) {
     const FewRowSum& sum = few.sums[i];
     const FewRowTerm& term = sum.terms[0];
-    if (sum.term_count != 1 || term.a != input.a || term.depth != input.depth)
-      throw std::invalid_argument("batch_row_sums: sums of several terms, or of other rows");
-    const bool is_gated = sum.up != nullptr;
-    if (maps + (is_gated ? 2 : 1) > kMostFewRowSums + 1)
+    const bool has_halves = sum.up != nullptr;
+    if (maps + (has_halves ? 2 : 1) > kMostFewRowSums + 1)
       throw std::invalid_argument("batch_row_sums: too many matrices");
     p.map_of[i] = maps;
     p.is_wide[i] = is_on_8_bytes(sum.y, sum.y_stride) && is_on_8_bytes(sum.start, sum.start_stride);
     for (const void* matrix : {term.b, sum.up}) {
       if (matrix != nullptr)
         p.maps[maps++] = tensor_map(matrix, sum.columns, term.depth, term.b_stride,
-                                    cut.groups * kGroupColumns / (is_gated ? 2 : 1));
+                                    cut.groups * kGroupColumns / (has_halves ? 2 : 1));
     }
     few.first_block[i] = tiles;
     tiles += tiles_of({sum}, cut.groups);
@@ -390,6 +449,8 @@ void batch_row_sums(int rows, const std::vector<FewRowSum>& sums, cudaStream_t s
     const Exchange exchange =
         exchange_of(stream, int64_t{tiles_of_lows} * depths * kMostBatchRows * kRanks);
     LowParts& lows = p.lows;
+    lows.before = std::getenv("HBEFORE") ? std::atoi(std::getenv("HBEFORE")) : 2;
+    lows.sleep = std::getenv("HSLEEP") ? std::atoi(std::getenv("HSLEEP")) : 0;
     lows.table = slots.runs;
     lows.low_count = few.low_count;
     lows.low_blocks = few.low_blocks;
