@@ -23,8 +23,8 @@ struct ChangedTile : ChangesOfAnyRank<kPitch, kUnits> {
   using Base::columns, Base::first, Base::kAhead, Base::kSpan, Base::kThreads, Base::parts;
   using Base::look_at_part, Base::make_part, Base::multiply, Base::part_of, Base::put_norm;
   using Base::row_base, Base::rows, Base::run_of, Base::sum, Base::tile_of, Base::which;
+  using typename Base::FirstPart;
   using typename Base::Found;
-  using typename Base::NormPart;
   using typename Base::Part;
   using typename Base::Shared;
   static constexpr int kListers = 128;  ///< Threads that list the jobs.
@@ -70,29 +70,25 @@ struct ChangedTile : ChangesOfAnyRank<kPitch, kUnits> {
 
   /// Changes [rows, kPitch] by kChangers warps, zeros where there is none; of a gated sum those of
   /// the second layer follow the first one's columns. They lack the norm's factor of the row.
-  /// `found`: of the CTA's first part. `beginners`: the threads that call begin_changes().
+  /// `own`: the CTA's first part. `beginners`: the threads that call begin_changes().
   /// is_maker: of a CTA that makes lows alone.
-  __device__ __forceinline__ void make(int thread, const Found& found, Shared& shared,
+  __device__ __forceinline__ void make(int thread, const FirstPart& own, Shared& shared,
                                        int beginners, bool is_maker, float* changes) const {
     int at = first_part();
     u32 round;
     {
-      const Part part = at < parts.count ? part_of(at, found) : Part{};
-      FewRowVector a[kAhead][2], x[kAhead][1];
-      fetch(part, thread, a);
-      const NormPart norm[2] = {fetch_norm(part, thread), fetch_norm(part, thread + kThreads)};
       if (is_maker) {
         wait_for_previous();
       } else {
         named_sync(6, kThreads + 32);
         mbar_wait(smem_u32(&shared.released), 0);
       }
-      fetch_rows(part, thread, x);
+      FewRowVector x[kAhead][1];
+      fetch_rows(own.part, thread, x);
       round = load_relaxed(parts.counter) + 1;
-      put_norm(norm[0], thread, shared.making);
-      put_norm(norm[1], thread + kThreads, shared.making);
+      for (int i = 0; i < 2; ++i) put_norm(own.norm[i], thread + i * kThreads, shared.making);
       named_sync(4, kThreads);
-      if (part.run.rows > 0) make_part(part, thread, a, x, shared.making, round);
+      if (own.part.run.rows > 0) make_part(own.part, thread, own.a, x, shared.making, round);
     }
     if (!is_maker) {
       named_sync(5, beginners + kThreads);
@@ -105,9 +101,8 @@ struct ChangedTile : ChangesOfAnyRank<kPitch, kUnits> {
       FewRowVector a[kAhead][2], x[kAhead][1];
       fetch(part, thread, a);
       fetch_rows(part, thread, x);
-      const NormPart norm[2] = {fetch_norm(part, thread), fetch_norm(part, thread + kThreads)};
-      put_norm(norm[0], thread, shared.making);
-      put_norm(norm[1], thread + kThreads, shared.making);
+      for (int i = 0; i < 2; ++i)
+        put_norm(fetch_norm(part, thread + i * kThreads), thread + i * kThreads, shared.making);
       named_sync(4, kThreads);
       make_part(part, thread, a, x, shared.making, round);
     }
@@ -202,7 +197,6 @@ struct ChangedTile : ChangesOfAnyRank<kPitch, kUnits> {
             if (from[k] >= 0 && !(are_of(words[k][0], round) && are_of(words[k][1], round)))
               is_done = false;
           }
-          if (!is_done && parts.sleep > 0) __nanosleep(parts.sleep);
         } while (!is_done);
 #pragma unroll
         for (int k = 0; k < kUnits; ++k) {

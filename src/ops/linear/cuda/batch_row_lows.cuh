@@ -16,7 +16,7 @@ using few_row::RunOfChange;
 
 constexpr int kMostRuns = 64, kChangers = 8;  ///< Runs of rows with one set; warps of a CTA.
 constexpr int kRunRows = kMostSlotRows, kRanks = kFewRowColumns;  ///< Rows and ranks of a part.
-constexpr int kPartDepth = 1280;  ///< As many as leave few CTAs a second part with 32 sets.
+constexpr int kPartDepth = 1280;  ///< At most.
 constexpr int kMostSets = 64;  ///< Sets whose slots a warp looks up at once.
 
 /// How the lows of a launch are cut and where they meet.
@@ -25,9 +25,8 @@ struct alignas(64) LowParts {
   const SlotFactors* slots[kMostFewRowSums];  ///< Changes' that have lows.
   int first_low[kMostFewRowSums], low_count, low_blocks, depth, sets;  ///< As the arguments'.
   int runs;    ///< Runs of rows; kMostRuns / 8 of 8 rows if there is no table.
-  int depths;  ///< Parts of the depth.
+  int depths, part_depth;  ///< Parts of the depth; of each, a multiple of 256.
   int count;   ///< Parts of all lows.
-  int before, sleep;
   int makers;  ///< CTAs that make them, which the device holds all at once.
   const void* x;
   int64_t x_stride;
@@ -109,7 +108,7 @@ struct LowMaker {
     const int place = first_part() + turn * parts.makers;
     if (place >= parts.count) return;
     const Part part = part_of(place, look_at_part(place));
-    const int length = min(kPartDepth, parts.depth - part.depth),
+    const int length = min(parts.part_depth, parts.depth - part.depth),
               lane = static_cast<int>(threadIdx.x % 32);
     if (part.run.rows > 0 && lane < part.ranks && part.run.a_stride % 8 == 0)
       bring_near(part.run.a + (part.rank + lane) * part.run.a_stride + part.depth,
@@ -124,7 +123,12 @@ struct LowMaker {
   }
 
  protected:
-  static constexpr int kAhead = kPartDepth / (kChangers * kFewRowDepth);
+  static constexpr int kStep = kChangers * kFewRowDepth, kAhead = kPartDepth / kStep;
+
+  /// Whether parts have no step n. The shorter ones have all but the last.
+  __device__ __forceinline__ bool is_beyond(int n) const {
+    return n + 1 == kAhead && parts.part_depth < kPartDepth;
+  }
 
   /// 16 ranks of a change's lows for one run of rows, of a part of the depth.
   struct Part {
@@ -210,7 +214,7 @@ struct LowMaker {
         0, at);
     if (run.rows <= 0 || rank >= run.rank) return {};
     const int depth = place / parts.low_blocks, tile = place % parts.low_blocks / parts.runs;
-    return {run, rank, min(kRanks, run.rank - rank), depth * kPartDepth, words_of(tile, depth)};
+    return {run, rank, min(kRanks, run.rank - rank), depth * parts.part_depth, words_of(tile, depth)};
   }
   __device__ __forceinline__ void fetch(const Part& part, int thread,
                                         FewRowVector (&a)[kAhead][2]) const {
@@ -219,9 +223,9 @@ struct LowMaker {
     const bf16* const from = part.run.a + (part.rank + line) * part.run.a_stride + place;
 #pragma unroll
     for (int n = 0; n < kAhead; ++n) {
-      const int at = n * kChangers * kFewRowDepth;
+      const int at = n * kStep;
       a[n][0] = {}, a[n][1] = {};
-      if (place + at >= parts.depth) continue;
+      if (is_beyond(n) || place + at >= parts.depth) continue;
       if (line < part.ranks) a[n][0] = load_early8(from + at);
       if (line + 8 < part.ranks) a[n][1] = load_early8(from + 8 * part.run.a_stride + at);
     }
@@ -233,9 +237,9 @@ struct LowMaker {
               place = part.depth + thread / 32 * kFewRowDepth + thread % 4 * 8;
 #pragma unroll
     for (int n = 0; n < kAhead; ++n) {
-      const int at = place + n * kChangers * kFewRowDepth;
+      const int at = place + n * kStep;
       x[n][0] = {};
-      if (at < parts.depth && line < part.run.rows)
+      if (!is_beyond(n) && at < parts.depth && line < part.run.rows)
         x[n][0] = load_row(parts.x, (part.run.first + line) * parts.x_stride + at);
     }
   }
@@ -259,6 +263,22 @@ struct LowMaker {
     }
     return found;
   }
+
+ public:
+  /// A CTA's first part, and its A and norm on their way.
+  struct FirstPart {
+    Part part;
+    FewRowVector a[kAhead][2];
+    NormPart norm[2];
+  };
+  __device__ __forceinline__ void fetch_first(int thread, FirstPart& first) const {
+    const int at = first_part();
+    first.part = at < parts.count ? part_of(at, look_at_part(at)) : Part{};
+    fetch(first.part, thread, first.a);
+    for (int i = 0; i < 2; ++i) first.norm[i] = fetch_norm(first.part, thread + i * kThreads);
+  }
+
+ protected:
   /// To shared memory, zeros beyond the depth.
   __device__ __forceinline__ void put_norm(const NormPart& found, int thread,
                                            LowSums& shared) const {
@@ -285,10 +305,11 @@ struct LowMaker {
     float total[1][4] = {};
 #pragma unroll
     for (int n = 0; n < kAhead; ++n) {
+      if (is_beyond(n)) break;
       if (parts.norm.weight != nullptr) {
         const float4* const scale =
             reinterpret_cast<const float4*>(shared.norm + thread / 32 * kFewRowDepth +
-                                            thread % 4 * 8 + n * kChangers * kFewRowDepth);
+                                            thread % 4 * 8 + n * kStep);
         const float4 low = scale[0], high = scale[1];
         float v[8];
         unpack(x[n][0], v);

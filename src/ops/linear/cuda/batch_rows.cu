@@ -19,8 +19,6 @@
 #include "ops/linear/cuda/batch_rows.h"
 
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
 #include <atomic>
 #include <stdexcept>
 #include <string>
@@ -149,6 +147,62 @@ __device__ __forceinline__ void write_out(const Work& work, u32 base, float* fac
   }
 }
 
+template <class L>
+__device__ __forceinline__ Work work_of(const Arguments& p) {
+  const few_row::Arguments& few = p.few;
+  const int rank = static_cast<int>(rank_in_cluster()),
+            tile = static_cast<int>(blockIdx.x) / p.split;
+  int which = 0;
+  while (which + 1 < few.count && tile >= few.first_block[which + 1]) ++which;
+  const FewRowSum& sum = few.sums[which];
+  const int all = (few.depth + kDepth - 1) / kDepth, begin = all * rank / p.split,
+            columns = sum.up != nullptr ? L::kColumns / 2 : L::kColumns;
+  return {p,
+          few,
+          sum,
+          which,
+          (tile - few.first_block[which]) * columns,
+          begin,
+          all * (rank + 1) / p.split - begin,
+          rank,
+          tile >= few.first_block[few.count]};
+}
+
+template <int kRows, int kGroups, Changes kChanges>
+__device__ __forceinline__ auto changed_of(const Work& work) {
+  using L = Layout<kRows, kGroups, kChanges>;
+  const int per = kRows / work.p.split;
+  return typename L::Changed{{{work.few, work.p.lows},
+                              work.sum,
+                              work.which,
+                              work.first,
+                              work.has_halves() ? L::kColumns / 2 : L::kColumns,
+                              work.rank * per,
+                              per}};
+}
+
+/// All that the changing warps do. They ask for A before they look at anything else, as each line
+/// of the arguments that a CTA reads first is a read from the L2.
+template <int kRows, int kGroups, Changes kChanges>
+__device__ __forceinline__ void change(
+    const Arguments& p, int thread,
+    ChangeShared<Layout<kRows, kGroups, kChanges>::kUnits>& shared, float* sums) {
+  using L = Layout<kRows, kGroups, kChanges>;
+  take_registers<L>();
+  LowMaker::FirstPart part;
+  LowMaker{p.few, p.lows}.fetch_first(thread, part);
+  const Work work = work_of<L>(p);
+  const auto changed = changed_of<kRows, kGroups, kChanges>(work);
+  changed.make(thread, part, shared, L::kWriters, work.makes_alone, sums);
+  if (work.makes_alone) {
+    if (thread == 0) changed.leave();
+    return;
+  }
+  p.split > 1 ? cluster_sync() : __syncthreads();
+  if (thread == 0) changed.leave();
+  if (p.split > 1) leave_cluster();
+}
+
 #endif
 
 template <int kRows, int kGroups, Changes kChanges>
@@ -162,51 +216,33 @@ __global__ void __launch_bounds__(Layout<kRows, kGroups, kChanges>::kThreads,
   const Ring<kRows, kGroups, kChanges> ring{(smem_u32(memory) + 1023) & ~1023u};
   unsigned char* const own = memory + (ring.base - smem_u32(memory));
   const auto floats = [&](u32 at) { return reinterpret_cast<float*>(own + at); };
-  const few_row::Arguments& few = p.few;
-  const int rank = static_cast<int>(rank_in_cluster()), warp = threadIdx.x / 32,
-            tile = static_cast<int>(blockIdx.x) / p.split;
-  int which = 0;
-  while (which + 1 < few.count && tile >= few.first_block[which + 1]) ++which;
-  const FewRowSum& sum = few.sums[which];
-  const int all = (few.depth + kDepth - 1) / kDepth, begin = all * rank / p.split,
-            columns = sum.up != nullptr ? L::kColumns / 2 : L::kColumns;
-  const Work work{p,
-                  few,
-                  sum,
-                  which,
-                  (tile - few.first_block[which]) * columns,
-                  begin,
-                  all * (rank + 1) / p.split - begin,
-                  rank};
-  const int per = kRows / p.split;
-  const typename L::Changed changed{
-      {{few, p.lows}, sum, which, work.first, columns, rank * per, per}};
   auto& shared = *reinterpret_cast<ChangeShared<L::kUnits>*>(own + L::kShared);
+  const int changer = static_cast<int>(threadIdx.x) - L::kFirstChanger, warp = threadIdx.x / 32,
+            lister = static_cast<int>(threadIdx.x) - kGroups * 128,
+            loader = static_cast<int>(threadIdx.x) - (L::kHasLoader ? L::kWriters : 0);
+  if constexpr (L::kIsChanged) {
+    if (changer >= 0) {
+      change<kRows, kGroups, kChanges>(p, changer, shared, floats(L::kChangeSums));
+      return;
+    }
+    give_registers<L>();
+  }
   if (threadIdx.x == 0) {
     if constexpr (L::kIsChanged) shared.begin();
     ring.init();  // its fence is for all barriers
   }
-  const int changer = static_cast<int>(threadIdx.x) - L::kFirstChanger,
-            lister = static_cast<int>(threadIdx.x) - kGroups * 128,
-            loader = static_cast<int>(threadIdx.x) - (L::kHasLoader ? L::kWriters : 0);
-  const bool is_maker = L::kIsChanged && tile >= few.first_block[few.count];  // of lows alone
+  const Work work = work_of<L>(p);
+  const typename L::Changed changed = changed_of<kRows, kGroups, kChanges>(work);
   typename L::Changed::Found found;
   if constexpr (L::kIsChanged) {
-    if (is_maker && changer < 0) {
-      give_registers<L>();
-      return;
-    }
-    if (changer >= 0) {
-      found = changed.look_at_part(changed.first_part());
-    } else {
-      if (lister >= 0 && lister < L::Changed::kListers) found = changed.look_at_job(lister);
-      named_sync(7, L::kFirstChanger);
-    }
+    if (work.makes_alone) return;
+    if (lister >= 0 && lister < L::Changed::kListers) found = changed.look_at_job(lister);
+    named_sync(7, L::kFirstChanger);
   } else {
     __syncthreads();
   }
   // Blocks are asked for by a thread of a warp that does nothing else, or of the first warp.
-  const int before = L::kIsChanged ? min(work.steps, p.lows.before) : 0;
+  const int before = L::kIsChanged ? min(work.steps, kBeforeLows) : 0;
   const auto wait_and_load = [&] {
     if constexpr (L::kIsChanged) changed.wait_for_first_part();
     if (loader == 0) load_first(work, ring, before, L::kIsChanged ? smem_u32(&shared.released) : 0);
@@ -216,20 +252,11 @@ __global__ void __launch_bounds__(Layout<kRows, kGroups, kChanges>::kThreads,
     for (int i = 0; i < before; ++i) load_matrix(work, ring, i);
   }
   __syncwarp();
-  if (L::kIsChanged && changer >= 0) {
-    take_registers<L>();
-    if constexpr (L::kIsChanged)
-      changed.make(changer, found, shared, L::kWriters, is_maker, floats(L::kChangeSums));
-    if (is_maker) {
-      if (changer == 0) changed.leave();
-      return;
-    }
-  } else if (L::kHasLoader && loader >= 0) {
+  if (L::kHasLoader && loader >= 0) {
     wait_and_load();
     for (int i = L::kStages; loader == 0 && i < work.steps; ++i) load_next(work, ring, i);
     __syncwarp();
   } else {
-    give_registers<L>();
     if constexpr (L::kIsChanged) {
       lister >= 0 ? changed.list(lister, found, shared)
                   : changed.clear(threadIdx.x, kGroups * 128, floats(L::kChangeSums));
@@ -242,13 +269,10 @@ __global__ void __launch_bounds__(Layout<kRows, kGroups, kChanges>::kThreads,
     wait_for_previous();
     if (warp < kGroups * 4)
       multiply(work, ring, floats(0));
-    else if (few.norm.weight != nullptr)
+    else if (work.few.norm.weight != nullptr)
       scale(work, ring, floats(L::kSquares));
   }
   p.split > 1 ? cluster_sync() : __syncthreads();
-  if constexpr (L::kIsChanged) {
-    if (threadIdx.x == L::kThreads - 1) changed.leave();
-  }
   if (threadIdx.x < L::kWriters)
     write_out<kRows, kGroups, kChanges>(work, ring.base, floats(L::kFactors),
                                         floats(L::kChangeSums));
@@ -304,7 +328,7 @@ void launch(Arguments& p, int groups, bool is_changed, cudaStream_t stream) {
   constexpr Changes kNone = Changes::kNone, kShallow = Changes::kShallow, kDeep = Changes::kDeep;
   if (groups == 1)
     is_changed ? launch<kRows, 1, kDeep>(p, stream) : launch<kRows, 1, kNone>(p, stream);
-  else if (groups == 3 && is_changed && p.split > 1 && std::getenv("HDEEP") == nullptr)
+  else if (groups == 3 && is_changed && p.split > 1)
     launch<kRows, 3, kShallow>(p, stream);
   else if (groups == 3)
     is_changed ? launch<kRows, 3, kDeep>(p, stream) : launch<kRows, 3, kNone>(p, stream);
@@ -325,6 +349,11 @@ int tiles_of(const std::vector<FewRowSum>& sums, int groups) {
 
 bool is_on_8_bytes(const void* data, int64_t stride) {
   return reinterpret_cast<uintptr_t>(data) % 8 == 0 && stride % 4 == 0;
+}
+
+/// Parts of lows are short, and so many, unless long ones spare CTAs a turn with 32 sets.
+int part_depth_of(int depth) {
+  return depth % kPartDepth == 0 || depth > 4 * kPartDepth ? kPartDepth : kPartDepth - 256;
 }
 
 /// Two narrow sums become the halves of one, as a tile costs the same whatever columns it has.
@@ -367,7 +396,7 @@ Cut cut_of(const std::vector<FewRowSum>& sums, bool is_changed) {
   const int widest = tiles_of(sums, 3);
   while (cut.split < kMostSplit && widest * cut.split * 2 <= (cut.split > 1 ? all * 7 / 8 : all))
     cut.split *= 2;
-  if (cut.split > 1 && steps >= cut.split * 16 && widest * cut.split * 4 >= all * 3 && std::getenv("HOLD") == nullptr) return cut;
+  if (cut.split > 1 && steps >= cut.split * 16 && widest * cut.split * 4 >= all * 3) return cut;
   cut = {2, 1};
   if (tiles_of(sums, 2) > all)
     cut.groups = 3;
@@ -379,7 +408,6 @@ Cut cut_of(const std::vector<FewRowSum>& sums, bool is_changed) {
                                                            : (cut.groups > 1 ? all : all * 3 / 4);
   while (cut.split < kMostSplit && tiles * cut.split * 2 <= most && steps >= cut.split * 8)
     cut.split *= 2;
-  if (const char* e = std::getenv(is_changed ? "HCUT" : "HCUT0"); e && steps >= 32) std::sscanf(e, "%d,%d", &cut.groups, &cut.split);
   return cut;
 }
 
@@ -420,7 +448,8 @@ void batch_row_sums(int rows, const std::vector<FewRowSum>& given, cudaStream_t 
   few.slots = slots;
   for (int i = 0; i < few.count; ++i) few.sums[i] = sums[static_cast<std::size_t>(i)];
   const int runs = slots.runs != nullptr ? slots.count : kMostRuns / 8,
-            depths = (few.depth + kPartDepth - 1) / kPartDepth, tiles_of_lows = few.add_lows();
+            part_depth = part_depth_of(few.depth), depths = (few.depth + part_depth - 1) / part_depth,
+            tiles_of_lows = few.add_lows();
   few.low_blocks = tiles_of_lows * runs;
   const bool is_changed = few.low_blocks > 0;
   const Cut cut = cut_of(sums, is_changed);
@@ -449,8 +478,6 @@ void batch_row_sums(int rows, const std::vector<FewRowSum>& given, cudaStream_t 
     const Exchange exchange =
         exchange_of(stream, int64_t{tiles_of_lows} * depths * kMostBatchRows * kRanks);
     LowParts& lows = p.lows;
-    lows.before = std::getenv("HBEFORE") ? std::atoi(std::getenv("HBEFORE")) : 2;
-    lows.sleep = std::getenv("HSLEEP") ? std::atoi(std::getenv("HSLEEP")) : 0;
     lows.table = slots.runs;
     lows.low_count = few.low_count;
     lows.low_blocks = few.low_blocks;
@@ -463,6 +490,7 @@ void batch_row_sums(int rows, const std::vector<FewRowSum>& given, cudaStream_t 
     }
     lows.runs = runs;
     lows.depths = depths;
+    lows.part_depth = part_depth;
     lows.count = few.low_blocks * depths;
     lows.x = few.x;
     lows.x_stride = few.x_stride;
