@@ -80,7 +80,7 @@ struct ChangedTile : ChangesOfAnyRank<kPitch, kUnits> {
       if (is_maker) {
         wait_for_previous();
       } else {
-        named_sync(6, kThreads + 32);
+        named_sync(9, kThreads + 32);
         mbar_wait(smem_u32(&shared.released), 0);
       }
       FewRowVector x[kAhead][1];
@@ -111,7 +111,11 @@ struct ChangedTile : ChangesOfAnyRank<kPitch, kUnits> {
                        : multiply(thread / 32, shared, round, changes);
   }
 
-  /// By a warp that does not change: until the changing ones have asked for A.
+  /// By a warp that does not change: says to the changing ones that `released` is there.
+  __device__ __forceinline__ void say_begun() const {
+    asm volatile("bar.arrive 9, %0;" ::"n"(kThreads + 32) : "memory");
+  }
+  /// By that warp: until the changing ones have asked for A.
   __device__ __forceinline__ void wait_for_first_part() const { named_sync(6, kThreads + 32); }
 
   /// Zeros to the changes, by `threads` threads.

@@ -27,6 +27,7 @@ struct alignas(64) LowParts {
   int runs;    ///< Runs of rows; kMostRuns / 8 of 8 rows if there is no table.
   int depths, part_depth;  ///< Parts of the depth; of each, a multiple of 256.
   int count;   ///< Parts of all lows.
+  int tiles;   ///< CTAs that have tiles; the others make lows alone.
   int makers;  ///< CTAs that make them, which the device holds all at once.
   const void* x;
   int64_t x_stride;
@@ -265,6 +266,10 @@ struct LowMaker {
   }
 
  public:
+  __device__ __forceinline__ bool makes_alone() const {
+    return static_cast<int>(blockIdx.x) >= parts.tiles;
+  }
+
   /// A CTA's first part, and its A and norm on their way.
   struct FirstPart {
     Part part;
@@ -276,6 +281,7 @@ struct LowMaker {
     first.part = at < parts.count ? part_of(at, look_at_part(at)) : Part{};
     fetch(first.part, thread, first.a);
     for (int i = 0; i < 2; ++i) first.norm[i] = fetch_norm(first.part, thread + i * kThreads);
+    if (!makes_alone()) asm volatile("bar.arrive 6, %0;" ::"n"(kThreads + 32) : "memory");
   }
 
  protected:

@@ -79,7 +79,6 @@ struct Work {
   const few_row::Arguments& few;
   const FewRowSum& sum;
   int which, first, begin, steps, rank;
-  bool makes_alone;  ///< Lows, and no tile.
 
   __device__ __forceinline__ bool has_halves() const { return sum.up != nullptr; }
 };

@@ -164,8 +164,7 @@ __device__ __forceinline__ Work work_of(const Arguments& p) {
           (tile - few.first_block[which]) * columns,
           begin,
           all * (rank + 1) / p.split - begin,
-          rank,
-          tile >= few.first_block[few.count]};
+          rank};
 }
 
 template <int kRows, int kGroups, Changes kChanges>
@@ -190,11 +189,12 @@ __device__ __forceinline__ void change(
   using L = Layout<kRows, kGroups, kChanges>;
   take_registers<L>();
   LowMaker::FirstPart part;
-  LowMaker{p.few, p.lows}.fetch_first(thread, part);
+  const LowMaker maker{p.few, p.lows};
+  maker.fetch_first(thread, part);
   const Work work = work_of<L>(p);
   const auto changed = changed_of<kRows, kGroups, kChanges>(work);
-  changed.make(thread, part, shared, L::kWriters, work.makes_alone, sums);
-  if (work.makes_alone) {
+  changed.make(thread, part, shared, L::kWriters, maker.makes_alone(), sums);
+  if (maker.makes_alone()) {
     if (thread == 0) changed.leave();
     return;
   }
@@ -235,9 +235,10 @@ __global__ void __launch_bounds__(Layout<kRows, kGroups, kChanges>::kThreads,
   const typename L::Changed changed = changed_of<kRows, kGroups, kChanges>(work);
   typename L::Changed::Found found;
   if constexpr (L::kIsChanged) {
-    if (work.makes_alone) return;
+    if (changed.makes_alone()) return;
     if (lister >= 0 && lister < L::Changed::kListers) found = changed.look_at_job(lister);
     named_sync(7, L::kFirstChanger);
+    if (warp == (L::kHasLoader ? L::kWriters / 32 : 0)) changed.say_begun();
   } else {
     __syncthreads();
   }
@@ -314,7 +315,7 @@ void launch(Arguments& p, cudaStream_t stream) {
     int resident = residents[p.split];
     if (resident == 0) residents[p.split] = resident = resident_of(kernel, config, p.split);
     // Where CTAs are fewer than parts of the lows and than the device holds, more make lows alone.
-    const int all = static_cast<int>(config.gridDim.x);
+    const int all = p.lows.tiles = static_cast<int>(config.gridDim.x);
     const int more = std::min(p.lows.count, resident) - all;
     if (more > 0) config.gridDim.x += static_cast<unsigned>(more / p.split * p.split);
     p.lows.makers = std::min(static_cast<int>(config.gridDim.x), resident);
