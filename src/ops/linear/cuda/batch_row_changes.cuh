@@ -16,11 +16,11 @@ namespace heddle::ops::cuda::batch_row {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 /// The changes of a CTA's tile, and its share of all lows.
-template <int kPitch, int kUnits>
-struct ChangedTile : ChangesOfAnyRank<kPitch, kUnits> {
-  using Base = ChangesOfAnyRank<kPitch, kUnits>;
+template <int kPitch, int kUnits, int kSteps>
+struct ChangedTile : ChangesOfAnyRank<kPitch, kUnits, kSteps> {
+  using Base = ChangesOfAnyRank<kPitch, kUnits, kSteps>;
   using Base::begin, Base::fetch, Base::fetch_norm, Base::fetch_rows, Base::first_part, Base::look;
-  using Base::columns, Base::first, Base::kAhead, Base::kSpan, Base::kThreads, Base::parts;
+  using Base::columns, Base::first, Base::kNorms, Base::kSpan, Base::kThreads, Base::parts;
   using Base::look_at_part, Base::make_part, Base::multiply, Base::part_of, Base::put_norm;
   using Base::row_base, Base::rows, Base::run_of, Base::sum, Base::tile_of, Base::which;
   using typename Base::FirstPart;
@@ -83,10 +83,10 @@ struct ChangedTile : ChangesOfAnyRank<kPitch, kUnits> {
         named_sync(9, kThreads + 32);
         mbar_wait(smem_u32(&shared.released), 0);
       }
-      FewRowVector x[kAhead][1];
+      FewRowVector x[kSteps][1];
       fetch_rows(own.part, thread, x);
       round = load_relaxed(parts.counter) + 1;
-      for (int i = 0; i < 2; ++i) put_norm(own.norm[i], thread + i * kThreads, shared.making);
+      for (int i = 0; i < kNorms; ++i) put_norm(own.norm[i], thread + i * kThreads, shared.making);
       named_sync(4, kThreads);
       if (own.part.run.rows > 0) make_part(own.part, thread, own.a, x, shared.making, round);
     }
@@ -98,10 +98,10 @@ struct ChangedTile : ChangesOfAnyRank<kPitch, kUnits> {
     for (at += parts.makers; at < parts.count; at += parts.makers) {
       const Part part = part_of(at, look_at_part(at));
       if (part.run.rows <= 0) continue;
-      FewRowVector a[kAhead][2], x[kAhead][1];
+      FewRowVector a[kSteps][2], x[kSteps][1];
       fetch(part, thread, a);
       fetch_rows(part, thread, x);
-      for (int i = 0; i < 2; ++i)
+      for (int i = 0; i < kNorms; ++i)
         put_norm(fetch_norm(part, thread + i * kThreads), thread + i * kThreads, shared.making);
       named_sync(4, kThreads);
       make_part(part, thread, a, x, shared.making, round);
@@ -247,7 +247,7 @@ struct ChangedTile : ChangesOfAnyRank<kPitch, kUnits> {
 
 #else
 
-template <int kPitch, int kUnits>
+template <int kPitch, int kUnits, int kSteps>
 struct ChangedTile;
 
 #endif

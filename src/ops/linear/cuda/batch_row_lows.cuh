@@ -16,7 +16,10 @@ using few_row::RunOfChange;
 
 constexpr int kMostRuns = 64, kChangers = 8;  ///< Runs of rows with one set; warps of a CTA.
 constexpr int kRunRows = kMostSlotRows, kRanks = kFewRowColumns;  ///< Rows and ranks of a part.
-constexpr int kPartDepth = 1280;  ///< At most.
+constexpr int kStepDepth = kChangers * kFewRowDepth;  ///< Depth of a product of all warps.
+/// Steps of a part. With wide tiles CTAs would have a part more of 32 sets if there were 4; with
+/// others 5 are slower.
+constexpr int steps_of_part(int groups) { return groups > 2 ? 5 : 4; }
 constexpr int kMostSets = 64;  ///< Sets whose slots a warp looks up at once.
 
 /// How the lows of a launch are cut and where they meet.
@@ -25,7 +28,7 @@ struct alignas(64) LowParts {
   const SlotFactors* slots[kMostFewRowSums];  ///< Changes' that have lows.
   int first_low[kMostFewRowSums], low_count, low_blocks, depth, sets;  ///< As the arguments'.
   int runs;    ///< Runs of rows; kMostRuns / 8 of 8 rows if there is no table.
-  int depths, part_depth;  ///< Parts of the depth; of each, a multiple of 256.
+  int depths;  ///< Parts of the depth.
   int count;   ///< Parts of all lows.
   int tiles;   ///< CTAs that have tiles; the others make lows alone.
   int makers;  ///< CTAs that make them, which the device holds all at once.
@@ -37,8 +40,9 @@ struct alignas(64) LowParts {
 };
 
 /// Shared by the warps that make a part.
+template <int kSteps>
 struct LowSums {
-  alignas(16) float norm[kPartDepth];  ///< Its scale.
+  alignas(16) float norm[kSteps * kStepDepth];  ///< Its scale.
   float sums[kChangers][kRunRows][kRanks];
 };
 
@@ -83,8 +87,9 @@ __device__ __forceinline__ FewRowVector load_early8(const bf16* from) {
 }
 
 /// The parts of a launch's lows, by kChangers warps of each CTA.
+template <int kSteps>
 struct LowMaker {
-  static constexpr int kThreads = kChangers * 32;
+  static constexpr int kThreads = kChangers * 32, kPartDepth = kSteps * kStepDepth;
   const few_row::Arguments& p;
   const LowParts& parts;
 
@@ -109,7 +114,7 @@ struct LowMaker {
     const int place = first_part() + turn * parts.makers;
     if (place >= parts.count) return;
     const Part part = part_of(place, look_at_part(place));
-    const int length = min(parts.part_depth, parts.depth - part.depth),
+    const int length = min(kPartDepth, parts.depth - part.depth),
               lane = static_cast<int>(threadIdx.x % 32);
     if (part.run.rows > 0 && lane < part.ranks && part.run.a_stride % 8 == 0)
       bring_near(part.run.a + (part.rank + lane) * part.run.a_stride + part.depth,
@@ -124,13 +129,6 @@ struct LowMaker {
   }
 
  protected:
-  static constexpr int kStep = kChangers * kFewRowDepth, kAhead = kPartDepth / kStep;
-
-  /// Whether parts have no step n. The shorter ones have all but the last.
-  __device__ __forceinline__ bool is_beyond(int n) const {
-    return n + 1 == kAhead && parts.part_depth < kPartDepth;
-  }
-
   /// 16 ranks of a change's lows for one run of rows, of a part of the depth.
   struct Part {
     RunOfChange run;
@@ -215,37 +213,38 @@ struct LowMaker {
         0, at);
     if (run.rows <= 0 || rank >= run.rank) return {};
     const int depth = place / parts.low_blocks, tile = place % parts.low_blocks / parts.runs;
-    return {run, rank, min(kRanks, run.rank - rank), depth * parts.part_depth, words_of(tile, depth)};
+    return {run, rank, min(kRanks, run.rank - rank), depth * kPartDepth, words_of(tile, depth)};
   }
   __device__ __forceinline__ void fetch(const Part& part, int thread,
-                                        FewRowVector (&a)[kAhead][2]) const {
+                                        FewRowVector (&a)[kSteps][2]) const {
     const int line = thread % 32 / 4,
               place = part.depth + thread / 32 * kFewRowDepth + thread % 4 * 8;
     const bf16* const from = part.run.a + (part.rank + line) * part.run.a_stride + place;
 #pragma unroll
-    for (int n = 0; n < kAhead; ++n) {
-      const int at = n * kStep;
+    for (int n = 0; n < kSteps; ++n) {
+      const int at = n * kStepDepth;
       a[n][0] = {}, a[n][1] = {};
-      if (is_beyond(n) || place + at >= parts.depth) continue;
+      if (place + at >= parts.depth) continue;
       if (line < part.ranks) a[n][0] = load_early8(from + at);
       if (line + 8 < part.ranks) a[n][1] = load_early8(from + 8 * part.run.a_stride + at);
     }
   }
 
   __device__ __forceinline__ void fetch_rows(const Part& part, int thread,
-                                             FewRowVector (&x)[kAhead][1]) const {
+                                             FewRowVector (&x)[kSteps][1]) const {
     const int line = thread % 32 / 4,
               place = part.depth + thread / 32 * kFewRowDepth + thread % 4 * 8;
 #pragma unroll
-    for (int n = 0; n < kAhead; ++n) {
-      const int at = place + n * kStep;
+    for (int n = 0; n < kSteps; ++n) {
+      const int at = place + n * kStepDepth;
       x[n][0] = {};
-      if (!is_beyond(n) && at < parts.depth && line < part.run.rows)
+      if (at < parts.depth && line < part.run.rows)
         x[n][0] = load_row(parts.x, (part.run.first + line) * parts.x_stride + at);
     }
   }
 
-  /// Four of the norm's scales of a part, on their way. Few threads have four more.
+  /// Four of the norm's scales of a part, on their way. If kNorms is 2 some threads have four more.
+  static constexpr int kNorms = (kPartDepth / 4 + kThreads - 1) / kThreads;
   struct NormPart {
     uint4 bits;
     bool is_there;
@@ -273,21 +272,21 @@ struct LowMaker {
   /// A CTA's first part, and its A and norm on their way.
   struct FirstPart {
     Part part;
-    FewRowVector a[kAhead][2];
-    NormPart norm[2];
+    FewRowVector a[kSteps][2];
+    NormPart norm[kNorms];
   };
   __device__ __forceinline__ void fetch_first(int thread, FirstPart& first) const {
     const int at = first_part();
     first.part = at < parts.count ? part_of(at, look_at_part(at)) : Part{};
     fetch(first.part, thread, first.a);
-    for (int i = 0; i < 2; ++i) first.norm[i] = fetch_norm(first.part, thread + i * kThreads);
+    for (int i = 0; i < kNorms; ++i) first.norm[i] = fetch_norm(first.part, thread + i * kThreads);
     if (!makes_alone()) asm volatile("bar.arrive 6, %0;" ::"n"(kThreads + 32) : "memory");
   }
 
  protected:
   /// To shared memory, zeros beyond the depth.
   __device__ __forceinline__ void put_norm(const NormPart& found, int thread,
-                                           LowSums& shared) const {
+                                           LowSums<kSteps>& shared) const {
     if (parts.norm.weight == nullptr || 4 * thread >= kPartDepth) return;
     const uint4& bits = found.bits;
     float4 v = {0, 0, 0, 0};
@@ -305,17 +304,15 @@ struct LowMaker {
 
   /// x times A, its factor included, to words.
   __device__ __forceinline__ void make_part(const Part& part, int thread,
-                                            const FewRowVector (&a)[kAhead][2],
-                                            FewRowVector (&x)[kAhead][1], LowSums& shared,
+                                            const FewRowVector (&a)[kSteps][2],
+                                            FewRowVector (&x)[kSteps][1], LowSums<kSteps>& shared,
                                             u32 round) const {
     float total[1][4] = {};
 #pragma unroll
-    for (int n = 0; n < kAhead; ++n) {
-      if (is_beyond(n)) break;
+    for (int n = 0; n < kSteps; ++n) {
       if (parts.norm.weight != nullptr) {
-        const float4* const scale =
-            reinterpret_cast<const float4*>(shared.norm + thread / 32 * kFewRowDepth +
-                                            thread % 4 * 8 + n * kStep);
+        const float4* const scale = reinterpret_cast<const float4*>(
+            shared.norm + thread / 32 * kFewRowDepth + thread % 4 * 8 + n * kStepDepth);
         const float4 low = scale[0], high = scale[1];
         float v[8];
         unpack(x[n][0], v);

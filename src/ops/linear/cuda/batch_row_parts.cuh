@@ -34,9 +34,11 @@ struct Layout {
   static constexpr int kUnits = kChanges != Changes::kShallow ? 2 : kGroups == 2 ? 4 : 3;
   /// Rows whose changes a CTA has: with kShallow at least two share them.
   static constexpr int kChangedRows = kChanges == Changes::kShallow ? kRows / 2 : kRows;
-  using Changed = ChangedTile<kPitch, kUnits>;
+  static constexpr int kLowSteps = steps_of_part(kGroups);
+  using Changed = ChangedTile<kPitch, kUnits, kLowSteps>;
+  using Shared = ChangeShared<kUnits, kLowSteps>;
   static constexpr u32 kChangeBytes =
-      kIsChanged ? kChangedRows * kPitch * 4 + sizeof(ChangeShared<kUnits>) + 128 : 0;
+      kIsChanged ? kChangedRows * kPitch * 4 + sizeof(Shared) + 128 : 0;
   /// Of 80 a thread, by all warps but the changing ones and by these; 0: all keep what they have.
   static constexpr int kKeptRegisters = kIsChanged && kGroups > 2 ? 72 : 0, kTakenRegisters = 96;
   /// CTAs of a multiprocessor.
@@ -72,6 +74,16 @@ struct Arguments {
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+/// Registers that changing warps take from the others, where all have too few for A of a part.
+template <class L>
+__device__ __forceinline__ void give_registers() {
+  if constexpr (L::kKeptRegisters > 0) set_max_registers_down<L::kKeptRegisters>();
+}
+template <class L>
+__device__ __forceinline__ void take_registers() {
+  if constexpr (L::kKeptRegisters > 0) set_max_registers_up<L::kTakenRegisters>();
+}
 
 /// A CTA's work: blocks [begin, begin + steps) of the depth.
 struct Work {

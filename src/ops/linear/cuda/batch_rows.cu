@@ -35,18 +35,6 @@ using namespace batch_row;
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-/// Registers that changing warps take from the others, where all have too few for A of a part.
-template <class L>
-__device__ __forceinline__ void give_registers() {
-  if constexpr (L::kKeptRegisters > 0)
-    set_max_registers_down<L::kKeptRegisters>();
-}
-template <class L>
-__device__ __forceinline__ void take_registers() {
-  if constexpr (L::kKeptRegisters > 0)
-    set_max_registers_up<L::kTakenRegisters>();
-}
-
 /// 4 elements, of which `valid` are there.
 __device__ __forceinline__ float4 load_four(const bf16* from, bool is_wide, int valid) {
   if (is_wide && valid >= 4) {
@@ -183,13 +171,14 @@ __device__ __forceinline__ auto changed_of(const Work& work) {
 /// All that the changing warps do. They ask for A before they look at anything else, as each line
 /// of the arguments that a CTA reads first is a read from the L2.
 template <int kRows, int kGroups, Changes kChanges>
-__device__ __forceinline__ void change(
-    const Arguments& p, int thread,
-    ChangeShared<Layout<kRows, kGroups, kChanges>::kUnits>& shared, float* sums) {
+__device__ __forceinline__ void change(const Arguments& p, int thread,
+                                       typename Layout<kRows, kGroups, kChanges>::Shared& shared,
+                                       float* sums) {
   using L = Layout<kRows, kGroups, kChanges>;
   take_registers<L>();
-  LowMaker::FirstPart part;
-  const LowMaker maker{p.few, p.lows};
+  using Maker = LowMaker<L::kLowSteps>;
+  typename Maker::FirstPart part;
+  const Maker maker{p.few, p.lows};
   maker.fetch_first(thread, part);
   const Work work = work_of<L>(p);
   const auto changed = changed_of<kRows, kGroups, kChanges>(work);
@@ -216,7 +205,7 @@ __global__ void __launch_bounds__(Layout<kRows, kGroups, kChanges>::kThreads,
   const Ring<kRows, kGroups, kChanges> ring{(smem_u32(memory) + 1023) & ~1023u};
   unsigned char* const own = memory + (ring.base - smem_u32(memory));
   const auto floats = [&](u32 at) { return reinterpret_cast<float*>(own + at); };
-  auto& shared = *reinterpret_cast<ChangeShared<L::kUnits>*>(own + L::kShared);
+  auto& shared = *reinterpret_cast<typename L::Shared*>(own + L::kShared);
   const int changer = static_cast<int>(threadIdx.x) - L::kFirstChanger, warp = threadIdx.x / 32,
             lister = static_cast<int>(threadIdx.x) - kGroups * 128,
             loader = static_cast<int>(threadIdx.x) - (L::kHasLoader ? L::kWriters : 0);
@@ -352,11 +341,6 @@ bool is_on_8_bytes(const void* data, int64_t stride) {
   return reinterpret_cast<uintptr_t>(data) % 8 == 0 && stride % 4 == 0;
 }
 
-/// Parts of lows are short, and so many, unless long ones spare CTAs a turn with 32 sets.
-int part_depth_of(int depth) {
-  return depth % kPartDepth == 0 || depth > 4 * kPartDepth ? kPartDepth : kPartDepth - 256;
-}
-
 /// Two narrow sums become the halves of one, as a tile costs the same whatever columns it has.
 /// twins: the second one's outputs.
 std::vector<FewRowSum> paired(const std::vector<FewRowSum>& sums, Twin (&twins)[kMostFewRowSums]) {
@@ -393,6 +377,7 @@ struct Cut {
 /// two and all wait for these.
 Cut cut_of(const std::vector<FewRowSum>& sums, bool is_changed) {
   const int all = multiprocessors(), steps = (sums[0].terms[0].depth + kDepth - 1) / kDepth;
+  // The widest that share the depth on nearly all multiprocessors, each with 16 blocks or more:
   Cut cut{3, 1};
   const int widest = tiles_of(sums, 3);
   while (cut.split < kMostSplit && widest * cut.split * 2 <= (cut.split > 1 ? all * 7 / 8 : all))
@@ -449,11 +434,12 @@ void batch_row_sums(int rows, const std::vector<FewRowSum>& given, cudaStream_t 
   few.slots = slots;
   for (int i = 0; i < few.count; ++i) few.sums[i] = sums[static_cast<std::size_t>(i)];
   const int runs = slots.runs != nullptr ? slots.count : kMostRuns / 8,
-            part_depth = part_depth_of(few.depth), depths = (few.depth + part_depth - 1) / part_depth,
             tiles_of_lows = few.add_lows();
   few.low_blocks = tiles_of_lows * runs;
   const bool is_changed = few.low_blocks > 0;
   const Cut cut = cut_of(sums, is_changed);
+  const int part_depth = steps_of_part(cut.groups) * kStepDepth,
+            depths = (few.depth + part_depth - 1) / part_depth;
   int tiles = 0, maps = 0;
   for (int i = 0; i < few.count; ++i) {
     const FewRowSum& sum = few.sums[i];
@@ -491,7 +477,6 @@ void batch_row_sums(int rows, const std::vector<FewRowSum>& given, cudaStream_t 
     }
     lows.runs = runs;
     lows.depths = depths;
-    lows.part_depth = part_depth;
     lows.count = few.low_blocks * depths;
     lows.x = few.x;
     lows.x_stride = few.x_stride;
