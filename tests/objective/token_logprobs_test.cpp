@@ -55,7 +55,9 @@ TEST_P(TokenLogprobsTest, EqualWholeLogitsAndTheirGradient) {
   model->head_weight().collect_gradient();
   const at::Tensor gradient = model->head_weight().gradient();
   ASSERT_EQ(gradient.defined(), GetParam());
-  if (GetParam()) EXPECT_TRUE(at::allclose(gradient, weight.grad(), 1e-10, 1e-12));
+  if (GetParam()) {
+    EXPECT_TRUE(at::allclose(gradient, weight.grad(), 1e-10, 1e-12));
+  }
 }
 
 TEST(TokenLogprobsOfAChangedHead, EqualAHeadWithTheChangeAddedRowByRow) {
