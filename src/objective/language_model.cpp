@@ -131,7 +131,7 @@ TokenLogprobs::TokenLogprobs(Model& model, const at::Tensor& hidden, const LossR
   if (options_.want_gradients) trunk_.set_requires_grad(true);
   normalized_ = head_rows(model, trunk_, rows, options_.want_gradients, options_.temperature);
   options_.want_gradients ? change_rows() : ops::run_without_gradient([this] { change_rows(); });
-  ops::LinearCrossEntropy::Inputs inputs = this->inputs();
+  ops::LinearCrossEntropy::Inputs inputs = head_inputs();
   inputs.want_entropy = options_.want_entropy;
   const bool is_frozen = options_.want_gradients && !model.head_weight().trainable() &&
                          !options_.entropy_gradients.defined();
@@ -148,7 +148,7 @@ TokenLogprobs::TokenLogprobs(Model& model, const at::Tensor& hidden, const LossR
   if (is_known) known_ = Gradients{result.grad_hidden, std::move(result.grad_changes)};
 }
 
-ops::LinearCrossEntropy::Inputs TokenLogprobs::inputs() const {
+ops::LinearCrossEntropy::Inputs TokenLogprobs::head_inputs() const {
   ops::LinearCrossEntropy::Inputs inputs;
   inputs.hidden = normalized_;
   inputs.changes = changes_;
@@ -195,7 +195,7 @@ TokenLogprobs::Gradients TokenLogprobs::gradients_of(const at::Tensor& d_values)
             }),
             {}};
   }
-  ops::LinearCrossEntropy::Inputs inputs = this->inputs();
+  ops::LinearCrossEntropy::Inputs inputs = head_inputs();
   inputs.loss_weights = -d_values;
   inputs.entropy_gradients = options_.entropy_gradients;
   inputs.want_entropy = options_.entropy_gradients.defined();

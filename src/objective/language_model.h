@@ -69,7 +69,7 @@ class TokenLogprobs {
     /// [n]: the loss's derivatives by the entropies, which want_entropy gives; undefined: it holds
     /// none.
     at::Tensor entropy_gradients = {};
-    std::vector<ChangedHeadRows> changed = {};  ///< Of all rows in order; empty: no adapters.
+    std::vector<ChangedHeadRows> changed = {};  ///< All rows in order; empty: no adapters.
     /// [n]: the derivatives that gradient() will be given, if they are known before: a frozen head
     /// with adapters then needs one pass. Undefined: they follow from the values.
     at::Tensor known_derivatives = {};
@@ -95,14 +95,14 @@ class TokenLogprobs {
     std::vector<ops::LinearCrossEntropy::ChangeGradient> changes;
   };
   /// The operator's inputs for values, entropies or their gradients.
-  ops::LinearCrossEntropy::Inputs inputs() const;
+  ops::LinearCrossEntropy::Inputs head_inputs() const;
   Gradients gradients_of(const at::Tensor& d_values);
 
   Model& model_;
   const LossRows& rows_;
   Options options_;
   at::Tensor trunk_, normalized_, values_, entropy_;
-  std::vector<ops::LinearCrossEntropy::Change> changes_;  ///< Of Options::changed, those with one.
+  std::vector<ops::LinearCrossEntropy::Change> changes_;  ///< One for each adapted run of rows.
   at::Tensor unit_gradient_;  ///< [n,H] of the sum of -values; undefined where the head is trained
                               ///< or changed.
   at::Tensor logits_;         ///< Where the head is trained, of one chunk.

@@ -171,8 +171,7 @@ HeadResult Policy::run(const at::Tensor& hidden, const LocalBatch& batch, std::i
                        .want_entropy = true,
                        .temperature = options_.temperature,
                        .support = support_of(columns.supports, batch, rows, hidden.device()),
-                       .entropy_gradients = entropy_gradients,
-                       .changed = {}});
+                       .entropy_gradients = entropy_gradients});
     const at::Tensor sequence = sequence_of_rows(context, batch, rows);
     const SequenceSums of_sequences(context.mesh.group({comm::Dim::kTp, comm::Dim::kCp}), sequence,
                                     at::ones(sequence.sizes(), sequence.options().dtype(type)),

@@ -109,7 +109,8 @@ RecordedPasses::Recorded* RecordedPasses::recorded_for(std::span<const Piece> pi
     refill(*known, pieces);
     return &*known;
   }
-  if (std::ranges::find(met_, shape) != met_.end()) return record(std::move(shape), pieces);
+  if (std::ranges::find(met_, shape) != met_.end())
+    return record(std::move(shape), pieces, has_derivatives);
   met_.push_back(std::move(shape));
   if (met_.size() > kMostShapes) met_.pop_front();
   return nullptr;
@@ -131,7 +132,8 @@ void RecordedPasses::refill(Recorded& pass, std::span<const Piece> pieces) {
   labels.copy_(device::upload(own_labels, labels.device()));
 }
 
-RecordedPasses::Recorded* RecordedPasses::record(Shape shape, std::span<const Piece> pieces) {
+RecordedPasses::Recorded* RecordedPasses::record(Shape shape, std::span<const Piece> pieces,
+                                                 bool has_derivatives) {
   try {
     if (recorded_.size() == kMostGraphs) {
       device::synchronize(base_.context.device);  // which may be at it
@@ -151,7 +153,7 @@ RecordedPasses::Recorded* RecordedPasses::record(Shape shape, std::span<const Pi
     Recorded& pass = recorded_.back();
     for (std::size_t p = 0; p < pass.places.size(); ++p)
       pass.batch.adapters[p].set = pass.places[p].set.get();
-    queue(pass, /*has_derivatives=*/pass.shape.at(1) != 0);
+    queue(pass, has_derivatives);
     return &pass;
   } catch (const std::exception& error) {
     give_up(error.what());

@@ -75,7 +75,7 @@ class RecordedPasses {
   Recorded* recorded_for(std::span<const Piece> pieces, bool has_derivatives);
   /// The tokens and labels of other pieces of its shape, from which all else of a batch follows.
   static void refill(Recorded& pass, std::span<const Piece> pieces);
-  Recorded* record(Shape shape, std::span<const Piece> pieces);
+  Recorded* record(Shape shape, std::span<const Piece> pieces, bool has_derivatives);
   void queue(Recorded& pass, bool has_derivatives);
   void drop_graphs();
   void give_up(const std::string& reason);

@@ -23,7 +23,7 @@ constexpr int kMostSets = 64;  ///< Sets whose slots a warp looks up at once.
 struct alignas(64) LowParts {
   const SlotRun* table;                       ///< Null: one set, whose factors the sums have.
   const SlotFactors* slots[kMostFewRowSums];  ///< Changes' that have lows.
-  int first_low[kMostFewRowSums], low_count, low_blocks, depth, sets;  ///< As the arguments'.
+  int first_low[kMostFewRowSums], low_count, low_blocks, depth, sets;  ///< See few_row::Arguments.
   int runs;    ///< Runs of rows; kMostRuns / 8 of 8 rows if there is no table.
   int depths;  ///< Parts of the depth.
   int count;   ///< Parts of all lows.
