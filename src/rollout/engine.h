@@ -113,9 +113,12 @@ class Engine {
   static PassShape shape_of(const std::vector<Part>& parts);
   /// Hidden states of this rank's rows; undefined where the last stage is elsewhere.
   at::Tensor run(const std::vector<Part>& parts);
+  /// Tokens of a pass that each data rank reads.
+  std::vector<std::int64_t> rows_of_ranks(const std::vector<Part>& parts) const;
   /// Keeps the experts of the pass's tokens whose requests ask for them. Before the places of the
-  /// tokens are counted as read.
-  void keep_experts(const std::vector<Part>& parts, const std::vector<at::Tensor>& experts);
+  /// tokens are counted as read. `rows`: the pass's, of each data rank.
+  void keep_experts(const std::vector<Part>& parts, const OwnExperts& own,
+                    const std::vector<std::int64_t>& rows);
   /// A table row, see TokenTable, from the hidden states of one row of a data rank's pass.
   struct Wanted {
     const Part* part;
@@ -134,10 +137,13 @@ class Engine {
   void judge_prompts(const at::Tensor& hidden, const std::vector<Part>& parts);
   /// A recorded step that was started.
   struct Flight {
-    std::vector<RequestId> ids;    ///< Sequences of all data ranks, as in its parts.
-    std::vector<std::size_t> own;  ///< Places of this rank's among them.
-    std::int64_t version = 0;      ///< Weights that it reads.
-    std::optional<std::vector<SampledToken>> drawn = {};  ///< For this rank's, once read.
+    std::vector<RequestId> ids;        ///< Sequences of all data ranks, as in its parts.
+    std::vector<std::size_t> own;      ///< Places of this rank's among them.
+    std::vector<std::int64_t> places;  ///< Of each among those of its data rank.
+    std::vector<std::int64_t> rows;    ///< Of each data rank.
+    std::int64_t version = 0;          ///< Weights that it reads.
+    bool tells_experts = false;
+    std::optional<RecordedDecoding::Told> told = {};  ///< To this rank, once read.
   };
   Flight flight_of(const std::vector<Part>& parts) const;
   /// This rank's sequences.
@@ -151,7 +157,7 @@ class Engine {
   std::optional<Flight> start_ahead(const std::vector<Part>& parts);
   /// The tokens that the parts' recorded step draws, which was started ahead or is started now, and
   /// the version of the weights that it read.
-  std::vector<SampledToken> replay(const std::vector<Part>& parts, std::int64_t& version);
+  std::vector<SampledToken> replay(std::vector<Part>& parts, std::int64_t& version);
   /// Parts of the step that was started ahead whose sequences still run.
   std::vector<Part> parts_ahead();
   /// Waits for this rank's tokens of a step.

@@ -92,15 +92,21 @@ at::Tensor Engine::run(const std::vector<Part>& parts) {
   std::vector<at::Tensor> experts;
   const at::Tensor hidden = placed_.pipeline->evaluate(
       model, at::tensor(tokens, at::kLong).to(device), pass, wants_experts ? &experts : nullptr);
-  if (wants_experts) keep_experts(parts, experts);
+  if (wants_experts)
+    keep_experts(parts, OwnExperts::of(model.config(), experts), rows_of_ranks(parts));
   return hidden;
 }
 
-void Engine::keep_experts(const std::vector<Part>& parts, const std::vector<at::Tensor>& experts) {
+std::vector<std::int64_t> Engine::rows_of_ranks(const std::vector<Part>& parts) const {
   std::vector<std::int64_t> rows(static_cast<std::size_t>(pool_.size().ranks));
   for (const Part& part : parts)
     rows[static_cast<std::size_t>(part.sequence->held.rank)] += part.count;
-  const at::Tensor table = expert_table(placed_, experts, rows);
+  return rows;
+}
+
+void Engine::keep_experts(const std::vector<Part>& parts, const OwnExperts& own,
+                          const std::vector<std::int64_t>& rows) {
+  const at::Tensor table = expert_table(placed_, own, rows);
   const std::int64_t width = table.size(1);
   const auto* const numbers = table.const_data_ptr<float>();
   for (const Part& part : parts) {
@@ -254,12 +260,8 @@ void Engine::judge_prompts(const at::Tensor& hidden, const std::vector<Part>& pa
 
 bool Engine::can_replay(const std::vector<Part>& parts) const {
   if (!recorded_ || parts[0].sequence->is_prompt()) return false;
-  // A recorded step tells nothing but the tokens that were drawn.
-  if (std::ranges::any_of(parts, &tells_experts)) return false;
   // All ranks see the sequences of all, and choose alike.
-  std::vector<std::int64_t> rows(static_cast<std::size_t>(pool_.size().ranks));
-  for (const Part& part : parts) ++rows[static_cast<std::size_t>(part.sequence->held.rank)];
-  if (!recorded_->takes(*std::ranges::max_element(rows))) return false;
+  if (!recorded_->takes(std::ranges::max(rows_of_ranks(parts)))) return false;
   const bool is_alone = placed_.context.mesh.world_size() == 1;
   AdapterTables::Sets sets;
   for (const Part& part : parts) sets.push_back(part.sequence->adapter->set);
@@ -275,9 +277,13 @@ bool Engine::can_replay(const std::vector<Part>& parts) const {
 Engine::Flight Engine::flight_of(const std::vector<Part>& parts) const {
   Flight flight;
   flight.version = weights_version_;
+  flight.tells_experts = std::ranges::any_of(parts, &tells_experts);
+  flight.rows.resize(static_cast<std::size_t>(pool_.size().ranks));
   for (std::size_t i = 0; i < parts.size(); ++i) {
+    const std::int64_t rank = parts[i].sequence->held.rank;
     flight.ids.push_back(parts[i].sequence->id);
-    if (parts[i].sequence->held.rank == placed_.context.mesh.data_rank()) flight.own.push_back(i);
+    flight.places.push_back(flight.rows[static_cast<std::size_t>(rank)]++);
+    if (rank == placed_.context.mesh.data_rank()) flight.own.push_back(i);
   }
   return flight;
 }
@@ -296,7 +302,7 @@ Engine::Flight Engine::start(const std::vector<Part>& parts) {
   Flight flight = flight_of(parts);
   std::vector<Draw> draws;
   for (const std::size_t i : flight.own) draws.push_back(draw_of(*parts[i].sequence));
-  if (!draws.empty()) recorded_->start(rows_of(flight, parts), draws);
+  if (!draws.empty()) recorded_->start(rows_of(flight, parts), draws, flight.tells_experts);
   return flight;
 }
 
@@ -319,9 +325,9 @@ std::optional<Engine::Flight> Engine::start_ahead(const std::vector<Part>& parts
 }
 
 void Engine::read(Flight& flight) {
-  if (flight.drawn) return;
-  flight.drawn.emplace();
-  if (!flight.own.empty()) *flight.drawn = recorded_->read();
+  if (flight.told) return;
+  flight.told.emplace();
+  if (!flight.own.empty()) *flight.told = recorded_->read();
 }
 
 void Engine::settle() {
@@ -338,22 +344,22 @@ std::vector<Part> Engine::parts_ahead() {
   return parts;
 }
 
-std::vector<SampledToken> Engine::replay(const std::vector<Part>& parts, std::int64_t& version) {
+std::vector<SampledToken> Engine::replay(std::vector<Part>& parts, std::int64_t& version) {
   Flight flight = ahead_ ? *std::exchange(ahead_, std::nullopt) : start(parts);
   version = flight.version;
-  if (parts.size() == flight.ids.size() && !flight.drawn) ahead_ = start_ahead(parts);
+  if (parts.size() == flight.ids.size() && !flight.told) ahead_ = start_ahead(parts);
   read(flight);
   const comm::Mesh& mesh = placed_.context.mesh;
   std::vector<SampledToken> all(flight.ids.size());
   if (mesh.world_size() == 1) {
-    all = *std::move(flight.drawn);
+    all = std::move(flight.told->tokens);
   } else {
     const TokenTable shape;
     at::Tensor table = at::zeros({std::ssize(flight.ids), shape.width()}, at::kDouble);
     for (std::size_t i = 0; i < flight.own.size(); ++i) {
       double* const row = table.mutable_data_ptr<double>() +
                           static_cast<std::int64_t>(flight.own[i]) * shape.width();
-      const SampledToken& token = flight.drawn->at(i);
+      const SampledToken& token = flight.told->tokens.at(i);
       row[0] = token.id;
       row[1] = token.logprob;
       row[2] = token.sampled_logprob;
@@ -364,10 +370,12 @@ std::vector<SampledToken> Engine::replay(const std::vector<Part>& parts, std::in
   }
   std::vector<SampledToken> tokens;
   std::size_t place = 0;
-  for (const Part& part : parts) {
+  for (Part& part : parts) {
     while (flight.ids[place] != part.sequence->id) ++place;
+    part.first_row = flight.places[place];
     tokens.push_back(std::move(all[place]));
   }
+  if (flight.tells_experts) keep_experts(parts, flight.told->experts, flight.rows);
   return tokens;
 }
 

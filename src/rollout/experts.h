@@ -12,11 +12,19 @@ namespace heddle::rollout {
 /// Experts that a token chooses in all layers together; 0 for a model without.
 std::int64_t expert_width(const models::Config& config);
 
+/// What the routers of this rank chose for its rows of a pass.
+struct OwnExperts {
+  at::Tensor chosen;                 ///< [T/tp,layers,k]; undefined: the rank has no such layer.
+  std::vector<std::int64_t> layers;  ///< Numbers among the model's layers with experts.
+
+  /// `experts` by layer of the model, see Pipeline::evaluate.
+  static OwnExperts of(const models::Config& config, const std::vector<at::Tensor>& experts);
+};
+
 /// The experts that the tokens of a pass chose, on all ranks: [sum of rows, expert_width] of float,
-/// the rows of one data rank after those of another. `experts` are this rank's, by layer, see
-/// Pipeline::evaluate; `rows` those of each data rank. Called by all ranks.
-at::Tensor expert_table(const assembly::ModelOnRanks& placed,
-                        const std::vector<at::Tensor>& experts,
+/// the rows of one data rank after those of another. `rows` are those of each data rank, of which
+/// `own` may have more. Called by all ranks; waits for the device.
+at::Tensor expert_table(const assembly::ModelOnRanks& placed, const OwnExperts& own,
                         const std::vector<std::int64_t>& rows);
 
 }  // namespace heddle::rollout

@@ -90,9 +90,7 @@ RecordedDecoding::RecordedDecoding(assembly::ModelOnRanks& placed, CachePool& po
 RecordedDecoding::~RecordedDecoding() {
   // A graph stays until it has run. An error of the device has been thrown by the step that saw it.
   try {
-    for (Started& step : started_) {
-      if (step.key.draws) step.done.synchronize();
-    }
+    for (Started& step : started_) step.done.synchronize();
   } catch (const c10::Error&) {
   }
 }
@@ -155,7 +153,7 @@ RecordedDecoding::Step RecordedDecoding::make_step(
   return step;
 }
 
-at::Tensor RecordedDecoding::run_layers(const Step& step, const Key& key,
+at::Tensor RecordedDecoding::run_layers(Step& step, const Key& key,
                                         const ops::CacheRows& rows) const {
   models::Model& model = *placed_.model;
   nn::CachedSequences cached;
@@ -167,7 +165,10 @@ at::Tensor RecordedDecoding::run_layers(const Step& step, const Key& key,
   std::optional<nn::RowAdapters> by_row;
   if (key.rank > 0) by_row = tables_->adapters(step.runs, key.rank);
   if (by_row) pass.row_adapters = &*by_row;
-  const at::Tensor hidden = placed_.pipeline->evaluate(model, step.whole.select(0, kToken), pass);
+  std::vector<at::Tensor> experts;
+  const at::Tensor hidden = placed_.pipeline->evaluate(model, step.whole.select(0, kToken), pass,
+                                                       key.experts ? &experts : nullptr);
+  if (key.experts) step.experts = OwnExperts::of(model.config(), experts);
   return model.logits(model.final_norm(hidden), pass.adapters, pass.row_adapters);
 }
 
@@ -247,7 +248,8 @@ RecordedDecoding::Key RecordedDecoding::key_of(const std::vector<Row>& rows,
           nullptr,
           0,
           0,
-          plain};
+          plain,
+          false};
   if (!can_mix(sets)) {
     key.set = sets[0].get();
     return key;
@@ -257,12 +259,14 @@ RecordedDecoding::Key RecordedDecoding::key_of(const std::vector<Row>& rows,
   return key;
 }
 
-void RecordedDecoding::start(const std::vector<Row>& rows, const std::vector<Draw>& draws) {
+void RecordedDecoding::start(const std::vector<Row>& rows, const std::vector<Draw>& draws,
+                             bool tells_experts) {
   const ops::NoGradient guard;
   const bool plain =
       std::all_of(draws.begin(), draws.end(), [](const Draw& draw) { return draw.is_plain(); });
   const AdapterTables::Sets sets = sets_of(rows);
   Key key = key_of(rows, sets, plain);
+  key.experts = tells_experts;
   at::Tensor runs;
   if (key.rank > 0) {
     runs = tables_->runs(sets, key.batch);
@@ -315,10 +319,18 @@ void RecordedDecoding::queue(Step& step, const Key& key, std::int64_t count,
     step.graph->replay();
   }
   const c10::Device device = placed_.context.device;
-  started_.push_back({key, &step, count, std::move(draws), {}, c10::Event(device.type())});
-  if (!key.draws) return;
+  started_.push_back({key, &step, count, std::move(draws), {}, {}, c10::Event(device.type())});
   Started& started = started_.back();
+  if (key.experts) {
+    // The step after it writes to the same place.
+    const at::Tensor& chosen = step.experts.chosen;
+    started.experts = {
+        at::empty(chosen.sizes(), chosen.options().device(at::kCPU).pinned_memory(true)),
+        step.experts.layers};
+    started.experts.chosen.copy_(chosen, /*non_blocking=*/true);
+  }
   started.done.record(device::current_stream(device));
+  if (!key.draws) return;
   const std::int64_t* const positions =
       step.known.whole.select(0, kPosition).const_data_ptr<std::int64_t>();
   started.positions.assign(positions, positions + count);
@@ -326,24 +338,26 @@ void RecordedDecoding::queue(Step& step, const Key& key, std::int64_t count,
       .add_(step.known.whole.select(0, kIsReal));
 }
 
-std::vector<SampledToken> RecordedDecoding::read() {
+RecordedDecoding::Told RecordedDecoding::read() {
   const ops::NoGradient guard;
   Started started = std::move(started_.front());
   started_.pop_front();
   const Step& step = *started.step;
-  if (!started.key.draws) {
-    return sample(placed_.model->kernels(), step.logits.narrow(0, 0, started.count), started.draws);
-  }
+  Told all{{}, std::move(started.experts)};
   started.done.synchronize();
+  if (!started.key.draws) {
+    all.tokens =
+        sample(placed_.model->kernels(), step.logits.narrow(0, 0, started.count), started.draws);
+    return all;
+  }
   std::int64_t* const next = step.known.whole.select(0, kToken).mutable_data_ptr<std::int64_t>();
   const at::Tensor told[] = {step.told.select(0, 0), step.told.select(0, 1)};
-  std::vector<SampledToken> tokens;
   for (std::int64_t i = 0; i < started.count; ++i) {
     const std::int64_t position = started.positions[static_cast<std::size_t>(i)];
-    tokens.push_back(TokenTable{}.read(told[position % 2], i, 0, false));
-    next[i] = tokens.back().id;
+    all.tokens.push_back(TokenTable{}.read(told[position % 2], i, 0, false));
+    next[i] = all.tokens.back().id;
   }
-  return tokens;
+  return all;
 }
 
 }  // namespace heddle::rollout

@@ -16,6 +16,7 @@
 #include "nn/adapters.h"
 #include "rollout/adapter_tables.h"
 #include "rollout/cache_pool.h"
+#include "rollout/experts.h"
 #include "rollout/sampler.h"
 
 namespace heddle::rollout {
@@ -49,16 +50,21 @@ class RecordedDecoding {
   bool can_mix(const AdapterTables::Sets& sets) const;
   /// Queues a step: the next token of each sequence, by its draw, all with one set of adapters or
   /// none unless they can mix; the caches are continued. At least one row; after the tokens of all
-  /// steps before were read.
-  void start(const std::vector<Row>& rows, const std::vector<Draw>& draws);
+  /// steps before were read. With `tells_experts` it tells what routers choose for the tokens that
+  /// it reads.
+  void start(const std::vector<Row>& rows, const std::vector<Draw>& draws, bool tells_experts);
   /// Sequences of so many tokens that a step continues can be continued by start_next() after it.
   bool can_go_on(std::int64_t tokens) const;
   /// Queues the step after the one that was started last, for its sequences, which have room for
   /// the token that it draws; `rows` are as they will be then, their tokens unknown. All of its
   /// draws are plain.
   void start_next(const std::vector<Row>& rows);
-  /// Tokens of the earliest step that was started and not read; waits for it, not for later ones.
-  std::vector<SampledToken> read();
+  struct Told {
+    std::vector<SampledToken> tokens;
+    OwnExperts experts;  ///< On the host, with rows that fill up; empty unless they were asked for.
+  };
+  /// Results of the earliest step that was started and not read; waits for it, not for later ones.
+  Told read();
   /// After the caches have moved; all steps were read.
   void forget();
   /// After parameters may have moved; all steps were read.
@@ -85,6 +91,7 @@ class RecordedDecoding {
     at::Tensor runs, known_runs;              ///< See AdapterTables; the second on the host.
     at::Tensor logits;                        ///< [batch,V] of the last run.
     at::Tensor told;                          ///< See ops::SampleTokens::Next, of plain draws.
+    OwnExperts experts;                       ///< Of the last run.
     std::unique_ptr<device::Graph> graph;
     at::Tensor exchange;  ///< Memory of ops::decode_step; undefined: the layers run one by one.
   };
@@ -95,6 +102,7 @@ class RecordedDecoding {
     std::int64_t rank;          ///< Widest of sets in tables; 0: there are none.
     std::int64_t runs;          ///< Runs of such rows, see AdapterTables.
     bool draws;                 ///< Tokens are drawn in the graph.
+    bool experts;               ///< Chosen experts are told.
     auto operator<=>(const Key&) const = default;
   };
 
@@ -105,13 +113,14 @@ class RecordedDecoding {
     std::int64_t count;                   ///< Sequences.
     std::vector<Draw> draws;              ///< Unless they are plain.
     std::vector<std::int64_t> positions;  ///< Where plain draws stand in their outputs.
-    c10::Event done;                      ///< Its plain draws were told.
+    OwnExperts experts;                   ///< On their way to the host.
+    c10::Event done;                      ///< What it tells is there.
   };
 
   Step make_step(const Key& key, const std::shared_ptr<const nn::AdapterSet>& set) const;
   void run(Step& step, const Key& key) const;
   /// Logits of the step's tokens, by the layers one after another.
-  at::Tensor run_layers(const Step& step, const Key& key, const ops::CacheRows& rows) const;
+  at::Tensor run_layers(Step& step, const Key& key, const ops::CacheRows& rows) const;
   Numbers numbers_of(const std::vector<Row>& rows, const std::vector<Draw>& draws,
                      std::int64_t batch) const;
   /// Brings the rows' pages to where the graph reads them.

@@ -95,5 +95,52 @@ TEST_F(GpuExpertsDecoding, RecordedStepsDrawWhatLaunchedOnesDo) {
   EXPECT_EQ(generate(6, {base, dense}, true).recorded, 11);
 }
 
+TEST_F(GpuExpertsDecoding, RecordedStepsTellTheExpertsOfLaunchedOnes) {
+  constexpr RequestId kRequests = 9;
+  const auto run = [&](bool records) {
+    Engine engine(*placed_, nullptr, {.max_sequences = 5, .capacity = 96, .record_steps = records});
+    for (RequestId i = 0; i < kRequests; ++i) {
+      Request request;
+      for (std::int64_t t = 0; t < 6 + i % 3; ++t)
+        request.prompt.push_back(
+            static_cast<std::int32_t>((31 * i + 7 * t) % testing::kVocabularyOnGpu));
+      // Sequences end while a step is on its way that has them, too.
+      request.max_new_tokens = 30 + 5 * i;
+      for (std::int32_t id = 0; id < testing::kVocabularyOnGpu; id += 31)
+        request.stop_ids.push_back(id);
+      request.sampling.seed = static_cast<std::uint64_t>(i);
+      request.return_experts = i % 3 != 1;
+      engine.submit(std::move(request));
+    }
+    testing::Answers answers;
+    std::int64_t ahead = 0;
+    for (std::int64_t step = 0; !engine.is_idle(); ++step) {
+      if (step == 6) engine.preempt(2);
+      for (Progress& progress : engine.step()) {
+        if (progress.completion) answers.completions[progress.id] = std::move(*progress.completion);
+      }
+      answers.recorded += engine.last_pass().recorded;
+      ahead += engine.last_pass().ahead;
+    }
+    EXPECT_EQ(answers.recorded > 0, records);
+    EXPECT_EQ(ahead > 0, records);
+    return answers;
+  };
+  const testing::Answers recorded = run(true), launched = run(false);
+  std::int64_t same = 0, all = 0;
+  for (const auto& [id, completion] : recorded.completions) {
+    SCOPED_TRACE(id);
+    const Completion& other = launched.completions.at(id);
+    ASSERT_EQ(completion.output_ids, other.output_ids);
+    ASSERT_EQ(completion.experts.size(), other.experts.size());
+    EXPECT_EQ(completion.experts.empty(), id % 3 == 1);
+    for (std::size_t i = 0; i < other.experts.size(); ++i)
+      same += completion.experts[i] == other.experts[i];
+    all += std::ssize(other.experts);
+  }
+  // In bf16 two experts may be nearly equal; those of another token would agree in one of 16.
+  EXPECT_GT(static_cast<double>(same), 0.98 * static_cast<double>(all));
+}
+
 }  // namespace
 }  // namespace heddle::rollout

@@ -57,7 +57,7 @@ std::vector<std::uint16_t> experts_of(assembly::ModelOnRanks& placed,
       at::tensor(std::vector<std::int64_t>(tokens.begin(), tokens.end()), at::kLong)
           .to(model.context().device),
       pass, &experts);
-  const at::Tensor table = expert_table(placed, experts, {count});
+  const at::Tensor table = expert_table(placed, OwnExperts::of(model.config(), experts), {count});
   const auto* const numbers = table.const_data_ptr<float>();
   // Nothing is known of the last token.
   return {numbers, numbers + (count - 1) * table.size(1)};
