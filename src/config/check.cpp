@@ -196,11 +196,6 @@ class Checker {
           "0 sets no bound to the tokens that rollout.top_p or rollout.min_p leave, which training "
           "has to know: expected 1 or more");
     }
-    if (c_.rollout.has_cuts() && rl.reference.kl_coef > 0) {
-      fail("rl.reference.kl_coef",
-           "the reference's distribution is over all tokens, the policy's over those that "
-           "rollout.top_k, top_p and min_p leave: expected 0 with these, or none of them");
-    }
     if (rl.old_logprobs == OldLogprobs::kLogLinear && rl.mode == RlMode::kSync) {
       fail("rl.old_logprobs",
            "loglinear goes by how many versions old a token is, and in rl.mode sync none is: "

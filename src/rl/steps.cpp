@@ -203,19 +203,19 @@ void Steps::find_anchor() {
   const bool records = config_.rl.router_replay == config::RouterReplay::kR2;
   std::vector<at::Tensor> experts;
   experience_->set_anchor(scores(setup_.placed, /*with_adapters=*/true,
-                                 records ? &experts : nullptr, experience_->experts(),
-                                 experience_->supports()));
+                                 records ? &experts : nullptr, experience_->experts()));
   if (records) experience_->set_experts(std::move(experts));
 }
 
 std::vector<train::RowScore> Steps::scores(const assembly::ModelOnRanks& model, bool with_adapters,
                                            std::vector<at::Tensor>* experts,
-                                           std::span<const at::Tensor> given,
-                                           std::span<const objective::Supports> supports) const {
+                                           std::span<const at::Tensor> given) const {
   train::Scorer scorer(model, with_adapters);
   const std::int64_t ranks = setup_.placed.context.mesh.data_size(),
                      most = config_.train.micro_batch_tokens * ranks;
   const std::span rows(experience_->tokens());
+  const std::vector<objective::Supports> all = experience_->supports();
+  const std::span supports(all);
   std::vector<train::RowScore> scores;
   for (std::size_t first = 0, last = 0; first < rows.size(); first = last) {
     std::int64_t tokens = 0;

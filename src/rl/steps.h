@@ -53,11 +53,11 @@ class Steps : public train::StepSource {
   /// The next batch and what is found of it before its first step. False at the end of the stream.
   bool begin_batch();
   /// `experts`: gets those that each row's tokens chose, see Experience::set_experts; `given`: by
-  /// row those that they take, if there are any; `supports` as Scorer::score.
+  /// row those that they take, if there are any. Over the tokens that cuts left where there are
+  /// any, whichever model it is.
   std::vector<train::RowScore> scores(const assembly::ModelOnRanks& model, bool with_adapters,
                                       std::vector<at::Tensor>* experts = nullptr,
-                                      std::span<const at::Tensor> given = {},
-                                      std::span<const objective::Supports> supports = {}) const;
+                                      std::span<const at::Tensor> given = {}) const;
   void find_anchor();
   void warn_of_no_loss(const data::Step& step) const;
   void record(std::span<const Fate> fates);
