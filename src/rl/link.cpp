@@ -24,6 +24,11 @@ constexpr comm::Seconds kSurvey{0.5};  ///< Between two looks for failures.
 /// Members that speak for the trainers and for the rollouts.
 constexpr std::int64_t kTrainer = 0, kRollout = 1;
 
+/// Throws CommError if another rank of the job says that it cannot go on.
+void look_at(const comm::World& job) {
+  if (const auto failure = failure_of_job(job)) throw CommError(*failure);
+}
+
 /// One group, whose number counts all that the job has made.
 comm::StandaloneMeeting start(const config::SyncSection& options, const comm::World& job,
                               const Membership& rollouts, std::int64_t number) {
@@ -41,7 +46,10 @@ comm::StandaloneMeeting start(const config::SyncSection& options, const comm::Wo
     store.set(key, invitation.to_text());
     return comm::StandaloneMeeting::start(invitation.options(0, timeout), std::move(listener));
   }
-  const auto text = store.wait(key, comm::Seconds(options.rendezvous_timeout_s));
+  const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                           comm::Seconds(options.rendezvous_timeout_s));
+  std::optional<std::string> text;
+  while (!(text = store.wait(key, kSurvey)) && Clock::now() < deadline) look_at(job);
   if (!text) {
     throw_error<CommError>(
         "rl: the trainer's rank 0 did not invite the rollouts within {:.3g} s "
@@ -81,9 +89,12 @@ Channels meet(const config::SyncSection& options, const comm::World& job,
               const Membership& rollouts, const std::string& run) {
   // Both meetings are under way before either is awaited.
   const std::int64_t first = 2 * rollouts.generation;
-  comm::StandaloneMeeting messages = start(options, job, rollouts, first),
-                          weights = start(options, job, rollouts, first + 1);
-  Channels channels{sync::make_channel(messages.wait()), sync::make_channel(weights.wait())};
+  std::vector<comm::StandaloneMeeting> meetings;
+  meetings.push_back(start(options, job, rollouts, first));
+  meetings.push_back(start(options, job, rollouts, first + 1));
+  std::vector<comm::Group> groups = sync::await_all(std::move(meetings), [&] { look_at(job); });
+  Channels channels{sync::make_channel(std::move(groups[0])),
+                    sync::make_channel(std::move(groups[1]))};
   for (const std::string& other : channels.messages->gather(run)) {
     if (other != run) {
       throw ConfigError(

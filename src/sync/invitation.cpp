@@ -17,8 +17,8 @@ namespace {
 using Json = nlohmann::ordered_json;
 using Kind = comm::Endpoint::Kind;
 
-/// A meeting is looked at this often; an error is told within a second.
-constexpr auto kSlice = std::chrono::milliseconds(5);
+/// Between two looks at the meetings, and for failures elsewhere.
+constexpr auto kSlice = std::chrono::milliseconds(5), kLook = std::chrono::milliseconds(500);
 
 }  // namespace
 
@@ -50,24 +50,27 @@ comm::StandaloneOptions Invitation::options(std::int64_t rank, comm::Seconds tim
   return {"weights", endpoint, rank, size, secret, generation, timeout};
 }
 
-std::vector<comm::Group> await_all(std::vector<comm::StandaloneMeeting> meetings) {
+std::vector<comm::Group> await_all(std::vector<comm::StandaloneMeeting> meetings,
+                                   const std::function<void()>& look) {
   std::vector<std::optional<comm::Group>> groups(meetings.size());
-  std::size_t waiting = meetings.size();
-  while (waiting > 0) {
-    for (std::size_t k = 0; k < meetings.size(); ++k) {
-      if (groups[k] || !meetings[k].is_ready()) continue;
-      try {
+  auto next_look = std::chrono::steady_clock::now();
+  try {
+    for (std::size_t waiting = meetings.size(); waiting > 0;) {
+      for (std::size_t k = 0; k < meetings.size(); ++k) {
+        if (groups[k] || !meetings[k].is_ready()) continue;
         groups[k] = meetings[k].wait();
         --waiting;
-      } catch (const std::exception& error) {
-        const std::string reason = error.what();
-        meetings.erase(meetings.begin() + static_cast<std::ptrdiff_t>(k));
-        // The end of a meeting waits for its thread, which ends at its own deadline.
-        std::thread([rest = std::move(meetings)] {}).detach();
-        throw_error<CommError>("weight sync: rank {} of the group: {}", k, reason);
       }
+      if (const auto now = std::chrono::steady_clock::now(); now >= next_look) {
+        next_look = now + kLook;
+        look();
+      }
+      std::this_thread::sleep_for(kSlice);
     }
-    std::this_thread::sleep_for(kSlice);
+  } catch (const std::exception&) {
+    // The end of a meeting waits for its thread, which ends at its own deadline.
+    std::thread([rest = std::move(meetings)] {}).detach();
+    throw;
   }
   std::vector<comm::Group> result;
   for (auto& group : groups) result.push_back(*std::move(group));

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -21,8 +22,10 @@ struct Invitation {
   comm::StandaloneOptions options(std::int64_t rank, comm::Seconds timeout) const;
 };
 
-/// Waits for meetings that were all started before. The first that fails ends the wait at once,
-/// with a CommError that names its rank; the others end by themselves at their deadline.
-std::vector<comm::Group> await_all(std::vector<comm::StandaloneMeeting> meetings);
+/// Waits for meetings that were all started before. The error of the first that fails, or of
+/// `look`, which is called twice a second, ends the wait at once; the others end by themselves at
+/// their deadline.
+std::vector<comm::Group> await_all(std::vector<comm::StandaloneMeeting> meetings,
+                                   const std::function<void()>& look);
 
 }  // namespace heddle::sync
