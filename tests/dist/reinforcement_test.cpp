@@ -273,6 +273,20 @@ TEST_F(ReinforcementTest, WrongNumbersOfRanksAreRefused) {
       << runs_.printed("few");
 }
 
+TEST_F(ReinforcementTest, AnErrorBeforeTheyMeetEndsTheOtherSide) {
+  const struct {
+    const char* setting;
+    int fails, learns;
+  } cases[] = {{"data.eval=nowhere.jsonl", 0, 1}, {"rl.reward.command=[./nothing]", 1, 0}};
+  for (const auto& [setting, fails, learns] : cases) {
+    const std::string run = "error-" + std::to_string(fails);
+    EXPECT_EQ(train(run, 2, {"rl.rollout_ranks=1", "sync.rendezvous_timeout_s=300", setting}), 2);
+    // It said so itself: nobody had to end it.
+    const std::string log = files::read(log_dir(run) + "/rank-" + std::to_string(learns) + ".log");
+    EXPECT_NE(log.find("rank " + std::to_string(fails) + " failed: "), std::string::npos) << log;
+  }
+}
+
 TEST_F(ReinforcementTest, RecipesMakeTheirFirstSteps) {
   const struct {
     const char* recipe;
