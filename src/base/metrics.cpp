@@ -113,6 +113,7 @@ std::span<const Metric* const> all_metrics() {
                                       &kLengthMean,
                                       &kLengthP99,
                                       &kTruncated,
+                                      &kForks,
                                       &kStalenessMean,
                                       &kStalenessMax,
                                       &kStalenessGroups,

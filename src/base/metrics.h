@@ -162,6 +162,9 @@ inline constexpr Metric kLengthMean{"length_mean", Unit::kTokens, "of the comple
 inline constexpr Metric kLengthP99{"length_p99", Unit::kTokens, "99 % are not longer"};
 inline constexpr Metric kTruncated{"truncated", Unit::kShare,
                                    "completions that ended at the limit"};
+inline constexpr Metric kForks{
+    "forks", Unit::kCount,
+    "conversations of the step that went on in a row of their own, with `rl.history: render`"};
 inline constexpr Metric kStalenessMean{"staleness_mean", Unit::kCount,
                                        "versions between drawing and training"};
 inline constexpr Metric kStalenessMax{"staleness_max", Unit::kCount, "the largest of them"};

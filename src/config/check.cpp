@@ -196,6 +196,12 @@ class Checker {
           "0 sets no bound to the tokens that rollout.top_p or rollout.min_p leave, which training "
           "has to know: expected 1 or more");
     }
+    if (rl.history == History::kRender && !rl.reward.verifiers.empty()) {
+      fail(
+          "rl.history",
+          "render takes answers to turns as messages, and verifiers give none: expected append, or "
+          "rl.reward.command, url or environment");
+    }
     if (rl.old_logprobs == OldLogprobs::kLogLinear && rl.mode == RlMode::kSync) {
       fail("rl.old_logprobs",
            "loglinear goes by how many versions old a token is, and in rl.mode sync none is: "

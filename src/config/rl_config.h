@@ -28,6 +28,11 @@ constexpr auto names_of(RlRole) { return spelled("all", "trainer", "rollout"); }
 enum class UpdateMode { kRecompute, kWait, kAbort, kKeep, kPin };
 constexpr auto names_of(UpdateMode) { return spelled("recompute", "wait", "abort", "keep", "pin"); }
 
+/// What a later turn follows: what stood there before, or the conversation as the chat template
+/// renders it then.
+enum class History { kAppend, kRender };
+constexpr auto names_of(History) { return spelled("append", "render"); }
+
 enum class OldLogprobs { kRollout, kRecompute, kLogLinear };
 constexpr auto names_of(OldLogprobs) { return spelled("rollout", "recompute", "loglinear"); }
 
@@ -122,6 +127,7 @@ struct RlSection {
   rl::StalePolicy stale_policy = rl::StalePolicy::kWait;
   std::int64_t stale_attempts = 4;
   UpdateMode update_mode = UpdateMode::kRecompute;
+  History history = History::kAppend;
   std::int64_t groups_per_step = 32, samples_per_group = 8;
   std::int64_t sync_every = 1, epochs = 1;
   std::int64_t max_inflight_groups = 0;

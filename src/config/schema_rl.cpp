@@ -34,6 +34,11 @@ Section rl_section() {
            "again, keep: go on from what the old weights have read, pin: end under the adapter "
            "that they began with (train.method lora, where it is the default unless something "
            "of this run stands in its way)")
+      .key("history", &RlSection::history,
+           "what a turn after the first follows: append: the turns before as they were drawn, "
+           "render: "
+           "the conversation as the chat template renders it then; where that is no continuation "
+           "of what stood there, what follows becomes a row of its own")
       .key("groups_per_step", &RlSection::groups_per_step, "prompts of an optimizer step",
            {.range = at_least(1), .aliases = {"train_batch_size", "rollout_batch_size"}})
       .key("sync_every", &RlSection::sync_every,

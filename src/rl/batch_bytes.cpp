@@ -30,6 +30,9 @@ Value value_of(const Trajectory& t) {
   Value turns = Value::array();
   for (const Turn& turn : t.turns)
     turns.push_back({as_binary(turn.completion), as_binary(turn.observation)});
+  Value forks = Value::array();
+  for (const Fork& fork : t.forks)
+    forks.push_back({fork.prompt, fork.first, numbers_as_binary(fork.experts)});
   return {t.tokens,
           t.logprobs,
           t.versions,
@@ -40,7 +43,8 @@ Value value_of(const Trajectory& t) {
           t.supports,
           t.sampled,
           turns,
-          numbers_as_binary(t.experts)};
+          numbers_as_binary(t.experts),
+          forks};
 }
 
 std::vector<Turn> turns_of(const Value& value) {
@@ -48,6 +52,16 @@ std::vector<Turn> turns_of(const Value& value) {
   for (const Value& turn : value)
     turns.push_back({from_binary(turn.at(0)), from_binary(turn.at(1))});
   return turns;
+}
+
+std::vector<Fork> forks_of(const Value& value) {
+  std::vector<Fork> forks;
+  for (const Value& fork : value) {
+    forks.push_back({.prompt = fork.at(0).get<std::vector<std::int32_t>>(),
+                     .first = fork.at(1).get<std::int64_t>(),
+                     .experts = as_numbers(fork.at(2))});
+  }
+  return forks;
 }
 
 Trajectory trajectory_of(const Value& v) {
@@ -58,6 +72,7 @@ Trajectory trajectory_of(const Value& v) {
           .experts = as_numbers(v.at(10)),
           .sampled = v.at(8).get<std::vector<std::uint8_t>>(),
           .turns = turns_of(v.at(9)),
+          .forks = forks_of(v.at(11)),
           .text = from_binary(v.at(3)),
           .is_truncated = v.at(4).get<bool>(),
           .reward = v.at(5).get<double>(),

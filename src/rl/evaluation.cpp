@@ -1,4 +1,5 @@
 // Completions of data.eval.
+#include <algorithm>
 #include <utility>
 
 #include "base/errors.h"
@@ -45,16 +46,16 @@ train::Evaluation Steps::evaluate() {
     groups[i].trajectories.resize(1);
     active.push_back(i);
   }
-  const std::int64_t most = config_.rollout.max_new_tokens;
+  const Limits limits = limits_of(config_);
   open_episodes(groups);
   while (!active.empty()) {
     std::vector<rollout::Request> requests;
     for (const std::size_t i : active) {
-      const std::vector<std::int32_t>& drawn = groups[i].trajectories[0].tokens;
+      const Trajectory& trajectory = groups[i].trajectories[0];
       rollout::Request request;
-      request.prompt = held_out_.tokens_of(groups[i]);
-      request.prompt.insert(request.prompt.end(), drawn.begin(), drawn.end());
-      request.max_new_tokens = most - std::ssize(drawn);
+      request.prompt = context_of(trajectory, held_out_.tokens_of(groups[i]));
+      request.max_new_tokens = std::min(limits.tokens - std::ssize(trajectory.tokens),
+                                        limits.context - std::ssize(request.prompt));
       request.sampling.temperature = 0;
       request.stop_ids = rollout::end_tokens(*setup_.tokenizer, setup_.placed.source.get());
       request.stop_strings = config_.rollout.stop;
@@ -72,18 +73,13 @@ train::Evaluation Steps::evaluate() {
       judge_.submit(held_out_.row(group.cursor), group, kOnly);
     }
     std::vector<std::size_t> go_on;
-    for (Verdict& verdict : judge_.take(/*waits=*/true)) {
-      reward::Score& score = verdict.score;
+    for (const Verdict& verdict : judge_.take(/*waits=*/true)) {
+      const reward::Score& score = verdict.score;
       if (score.error) {
         throw_error<Error>("data.eval, prompt {}: no reward: {}", verdict.cursor + 1, *score.error);
       }
       const auto place = static_cast<std::size_t>(verdict.cursor);
-      Trajectory& trajectory = groups[place].trajectories[0];
-      trajectory.reward += score.reward;
-      trajectory.is_truncated = trajectory.is_truncated || score.is_truncated;
-      for (const auto& [name, value] : score.parts) trajectory.parts[name] += value;
-      if (score.observation &&
-          add_observation(trajectory, *std::move(score.observation), *setup_.tokenizer, most))
+      if (take_verdict(groups[place], verdict, held_out_, *setup_.tokenizer, limits))
         go_on.push_back(place);
     }
     active = std::move(go_on);

@@ -57,40 +57,47 @@ Experience::Experience(const config::RunConfig& config, const Prompts& prompts,
       groups_(std::ssize(groups)),
       expert_width_(expert_width) {
   for (std::size_t g = 0; g < groups.size(); ++g) {
-    const std::vector<std::int32_t>& prompt = prompts.tokens_of(groups[g]);
-    if (expert_width > 0) require_experts(groups[g], std::ssize(prompt));
     for (const Trajectory& trajectory : groups[g].trajectories) {
-      rows_.push_back({&trajectory, g, std::ssize(prompt)});
-      std::vector<std::int32_t>& tokens = tokens_.emplace_back(prompt);
-      tokens.insert(tokens.end(), trajectory.tokens.begin(), trajectory.tokens.end());
-      std::vector<std::int32_t>& labels =
-          labels_.emplace_back(tokens.size(), static_cast<std::int32_t>(data::kIgnoredLabel));
-      std::vector<float>& weights = weights_.emplace_back(tokens.size());
-      for (std::size_t t = prompt.size() - 1; t + 1 < tokens.size(); ++t) {
-        if (is_masked(trajectory) || !trajectory.is_sampled(t + 1 - prompt.size())) continue;
-        labels[t] = tokens[t + 1];
-        weights[t] = 1;
-      }
+      for (const Strand& strand : strands_of(trajectory, prompts.tokens_of(groups[g])))
+        add_row({&trajectory, g, strand, std::ssize(*strand.prompt)});
     }
   }
+  if (expert_width > 0) require_experts(groups);
 }
 
-void Experience::require_experts(const Group& group, std::int64_t prompt) const {
-  for (std::size_t i = 0; i < group.trajectories.size(); ++i) {
-    const Trajectory& trajectory = group.trajectories[i];
-    const std::int64_t found = std::ssize(trajectory.experts) / expert_width_,
-                       expected = prompt + std::ssize(trajectory.tokens) - 1;
-    if (found == expected && std::ssize(trajectory.experts) % expert_width_ == 0) continue;
+void Experience::add_row(const Row& row) {
+  const std::vector<std::int32_t>& prompt = *row.strand.prompt;
+  const std::span<const std::int32_t> drawn = row.of(row.trajectory->tokens);
+  std::vector<std::int32_t>& tokens = tokens_.emplace_back(prompt);
+  tokens.insert(tokens.end(), drawn.begin(), drawn.end());
+  std::vector<std::int32_t>& labels =
+      labels_.emplace_back(tokens.size(), static_cast<std::int32_t>(data::kIgnoredLabel));
+  std::vector<float>& weights = weights_.emplace_back(tokens.size());
+  for (std::size_t t = prompt.size() - 1; t + 1 < tokens.size(); ++t) {
+    if (is_masked(*row.trajectory) || !row.is_sampled(t + 1 - prompt.size())) continue;
+    labels[t] = tokens[t + 1];
+    weights[t] = 1;
+  }
+  rows_.push_back(row);
+}
+
+void Experience::require_experts(const std::vector<Group>& groups) const {
+  for (std::size_t i = 0; i < rows_.size(); ++i) {
+    const std::int64_t count = std::ssize(*rows_[i].strand.experts), found = count / expert_width_,
+                       expected = length(i) - 1;
+    if (found == expected && count % expert_width_ == 0) continue;
+    const Group& group = groups[rows_[i].group];
     throw InternalError(
         fmt::format("group {}, completion {}: experts of {} tokens are known, expected {}: those "
                     "of tokens {} to {} are missing",
-                    group.cursor, i, found, expected, found, expected - 1));
+                    group.cursor, rows_[i].trajectory - group.trajectories.data(), found, expected,
+                    found, expected - 1));
   }
 }
 
 at::Tensor Experience::experts_of(std::size_t row) const {
   if (!experts_.empty()) return experts_.at(row);
-  const std::vector<std::uint16_t>& experts = rows_[row].trajectory->experts;
+  const std::vector<std::uint16_t>& experts = *rows_[row].strand.experts;
   at::Tensor table = at::empty({length(row), expert_width_}, at::kShort);
   auto* const numbers = table.mutable_data_ptr<std::int16_t>();
   std::copy(experts.begin(), experts.end(), numbers);
@@ -123,21 +130,29 @@ bool Experience::puts_kl_in_reward() const {
 }
 
 double Experience::k1(std::size_t row, std::size_t t) const {
-  if (!rows_[row].trajectory->is_sampled(t)) return 0;
+  if (!rows_[row].is_sampled(t)) return 0;
   const double reference = reference_[row][static_cast<std::size_t>(rows_[row].prompt) + t];
-  return std::clamp(rows_[row].trajectory->logprobs[t] - reference, -20.0, 20.0);
+  return std::clamp(rows_[row].of(rows_[row].trajectory->logprobs)[t] - reference, -20.0, 20.0);
 }
 
 std::vector<double> Experience::rewards() const {
   std::vector<double> rewards;
-  for (const Row& row : rows_)
-    rewards.push_back(row.trajectory->reward + penalty_of(*row.trajectory));
+  for (const Row& row : rows_) {
+    if (row.begins()) rewards.push_back(row.trajectory->reward + penalty_of(*row.trajectory));
+  }
   if (config_.rl.reward.shuffle) {
     const CounterRng rng(config_.train.seed, "rewards/" + std::to_string(first_cursor_));
     for (std::size_t i = rewards.size(); i-- > 1;)
       std::swap(rewards[i], rewards[rng.below(i, i + 1)]);
   }
-  return rewards;
+  return of_rows(rewards);
+}
+
+std::vector<double> Experience::of_rows(const std::vector<double>& of_trajectories) const {
+  std::vector<double> values;
+  auto next = of_trajectories.begin();
+  for (const Row& row : rows_) values.push_back(row.begins() ? *next++ : values.back());
+  return values;
 }
 
 void Experience::set_reference(const std::vector<train::RowScore>& scores) {
@@ -160,7 +175,7 @@ void Experience::correct(const objective::PolicyOptions& options) {
       if (weights_[i][t] == 0) continue;
       const std::size_t drawn = t + 1 - static_cast<std::size_t>(rows_[i].prompt);
       places.push_back(t);
-      log_rho.push_back(anchor_.at(i)[t + 1] - rows_[i].trajectory->logprobs[drawn]);
+      log_rho.push_back(anchor_.at(i)[t + 1] - rows_[i].of(rows_[i].trajectory->logprobs)[drawn]);
     }
     if (places.empty()) continue;
     const at::Tensor ratios =
@@ -204,7 +219,7 @@ std::int64_t Experience::dropped_tokens(std::int64_t part) const {
 std::int64_t Experience::unread_tokens(std::int64_t part) const {
   if (expert_width_ == 0) return 0;
   return sum_of_rows(part, [&](std::size_t i) {
-    return length(i) - std::ssize(rows_[i].trajectory->experts) / expert_width_;
+    return length(i) - std::ssize(*rows_[i].strand.experts) / expert_width_;
   });
 }
 
@@ -212,7 +227,7 @@ std::vector<std::vector<double>> Experience::token_rewards() const {
   const std::vector<double> rewards = this->rewards();
   std::vector<std::vector<double>> all;
   for (std::size_t i = 0; i < rows_.size(); ++i) {
-    std::vector<double>& of_tokens = all.emplace_back(rows_[i].trajectory->tokens.size());
+    std::vector<double>& of_tokens = all.emplace_back(rows_[i].size());
     if (puts_kl_in_reward()) {
       for (std::size_t t = 0; t < of_tokens.size(); ++t)
         of_tokens[t] = -config_.rl.reference.kl_coef * k1(i, t);
@@ -223,10 +238,9 @@ std::vector<std::vector<double>> Experience::token_rewards() const {
 }
 
 std::vector<float> Experience::mask(std::size_t row) const {
-  const Trajectory& trajectory = *rows_[row].trajectory;
   std::vector<float> mask;
-  for (std::size_t t = 0; t < trajectory.tokens.size(); ++t)
-    mask.push_back(trajectory.is_sampled(t) ? 1 : 0);
+  for (std::int64_t t = 0; t < rows_[row].size(); ++t)
+    mask.push_back(rows_[row].is_sampled(static_cast<std::size_t>(t)) ? 1 : 0);
   return mask;
 }
 
@@ -244,12 +258,32 @@ std::vector<double> Experience::of_completion(std::size_t row,
 
 template <class Entry>
 std::vector<Entry> Experience::at_labels(std::size_t row,
-                                         const std::vector<Entry>& of_completion) const {
+                                         std::span<const Entry> of_completion) const {
   // Completion token t is the label of the token before it.
   std::vector<Entry> values(tokens_[row].size());
   std::ranges::copy(of_completion,
                     values.begin() + static_cast<std::ptrdiff_t>(rows_[row].prompt) - 1);
   return values;
+}
+
+std::vector<double> Experience::trajectory_advantages(objective::Advantage kind) const {
+  const std::vector<double> of_rows = rewards();
+  std::vector<double> rewards, all;
+  std::vector<std::int64_t> lengths;
+  for (std::size_t i = 0; i < rows_.size(); ++i) {
+    if (rows_[i].begins()) {
+      rewards.push_back(of_rows[i]);
+      lengths.push_back(rows_[i].trajectory->sampled_tokens());
+    }
+    for (std::int64_t t = 0; puts_kl_in_reward() && t < rows_[i].size(); ++t)
+      rewards.back() -= config_.rl.reference.kl_coef * k1(i, static_cast<std::size_t>(t));
+    if (i + 1 < rows_.size() && rows_[i + 1].group == rows_[i].group) continue;
+    const std::vector<double> of_group = objective::group_advantages(kind, rewards, lengths);
+    all.insert(all.end(), of_group.begin(), of_group.end());
+    rewards.clear();
+    lengths.clear();
+  }
+  return all;
 }
 
 std::vector<std::vector<double>> Experience::advantages() const {
@@ -263,29 +297,15 @@ std::vector<std::vector<double>> Experience::advantages() const {
     all = token_rewards();
     for (std::size_t i = 0; i < all.size(); ++i) all[i] = estimates(i, all[i]).advantages;
   } else {
-    std::vector<double> rewards = this->rewards();
-    for (std::size_t i = 0; puts_kl_in_reward() && i < rows_.size(); ++i) {
-      for (std::size_t t = 0; t < rows_[i].trajectory->tokens.size(); ++t)
-        rewards[i] -= config_.rl.reference.kl_coef * k1(i, t);
-    }
-    for (std::size_t first = 0, last = 0; first < rows_.size(); first = last) {
-      while (last < rows_.size() && rows_[last].group == rows_[first].group) ++last;
-      std::vector<std::int64_t> lengths;
-      for (std::size_t i = first; i < last; ++i)
-        lengths.push_back(rows_[i].trajectory->sampled_tokens());
-      const std::vector<double> of_group = objective::group_advantages(
-          kind, std::span(rewards).subspan(first, last - first), lengths);
-      for (std::size_t i = 0; i < of_group.size(); ++i)
-        all.emplace_back(rows_[first + i].trajectory->tokens.size(), of_group[i]);
-    }
+    const std::vector<double> values = of_rows(trajectory_advantages(kind));
+    for (std::size_t i = 0; i < rows_.size(); ++i) all.emplace_back(rows_[i].size(), values[i]);
     if (kind != objective::Advantage::kReinforcePlusPlusBaseline) return all;
   }
   std::vector<double> values, counts;
   for (std::size_t i = 0; i < all.size(); ++i) {
     values.insert(values.end(), all[i].begin(), all[i].end());
-    const Trajectory& trajectory = *rows_[i].trajectory;
     for (std::size_t t = 0; t < all[i].size(); ++t)
-      counts.push_back(is_masked(trajectory) || !trajectory.is_sampled(t) ? 0 : 1);
+      counts.push_back(is_masked(*rows_[i].trajectory) || !rows_[i].is_sampled(t) ? 0 : 1);
   }
   objective::whiten(values, counts);
   auto value = values.begin();
@@ -299,7 +319,7 @@ std::vector<objective::Supports> Experience::supports() const {
   std::vector<objective::Supports> supports;
   if (!config_.rollout.has_cuts()) return supports;
   for (std::size_t i = 0; i < rows_.size(); ++i)
-    supports.push_back(at_labels(i, rows_[i].trajectory->supports));
+    supports.push_back(at_labels(i, rows_[i].of(rows_[i].trajectory->supports)));
   return supports;
 }
 
@@ -312,18 +332,18 @@ std::vector<objective::PolicyRow> Experience::policy_rows(std::int64_t version) 
   for (std::size_t i = 0; i < rows_.size(); ++i) {
     objective::PolicyRow& row = policy.emplace_back();
     const Trajectory& trajectory = *rows_[i].trajectory;
-    row.advantages = at_labels(i, advantages[i]);
-    if (!trajectory.supports.empty()) row.supports = at_labels(i, trajectory.supports);
-    (is_bypass ? row.old : row.behaviour) = at_labels(i, trajectory.logprobs);
-    if (!anchor_.empty()) row.old = at_labels(i, of_completion(i, anchor_[i]));
+    row.advantages = at_labels<double>(i, advantages[i]);
+    if (!trajectory.supports.empty()) row.supports = at_labels(i, rows_[i].of(trajectory.supports));
+    (is_bypass ? row.old : row.behaviour) = at_labels(i, rows_[i].of(trajectory.logprobs));
+    if (!anchor_.empty()) row.old = at_labels<double>(i, of_completion(i, anchor_[i]));
     if (config_.rl.mode == config::RlMode::kAsync) {
       std::vector<double> age;
-      for (const std::int64_t drew : trajectory.versions)
+      for (const std::int64_t drew : rows_[i].of(trajectory.versions))
         age.push_back(static_cast<double>(version - drew));
-      row.age = at_labels(i, age);
+      row.age = at_labels<double>(i, age);
     }
     if (!has_kl_loss) continue;
-    row.reference = at_labels(i, of_completion(i, reference_[i]));
+    row.reference = at_labels<double>(i, of_completion(i, reference_[i]));
   }
   return policy;
 }
@@ -332,7 +352,7 @@ std::vector<objective::ValueRow> Experience::value_rows() const {
   const std::vector<std::vector<double>> rewards = token_rewards();
   std::vector<objective::ValueRow> rows;
   for (std::size_t i = 0; i < rows_.size(); ++i)
-    rows.push_back({values_.at(i), at_labels(i, estimates(i, rewards[i]).returns)});
+    rows.push_back({values_.at(i), at_labels<double>(i, estimates(i, rewards[i]).returns)});
   return rows;
 }
 

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -14,11 +15,14 @@
 #include "objective/value.h"
 #include "rl/group.h"
 #include "rl/prompts.h"
+#include "rl/turns.h"
 #include "train/scorer.h"
 
 namespace heddle::rl {
 
-/// Rows of a batch: prompt and completion of every trajectory of its groups, in their order.
+/// Rows of a batch: prompt and completion of every trajectory of its groups, in their order. A
+/// trajectory that forked has a row for each of its strands, all with its reward; a completion
+/// below is what a row has of it.
 class Experience {
  public:
   /// `expert_width`: experts that a token of the trajectories names, see rollout::expert_width; 0:
@@ -80,20 +84,38 @@ class Experience {
   struct Row {
     const Trajectory* trajectory;
     std::size_t group;
+    Strand strand;
     std::int64_t prompt;  ///< Its tokens.
+    /// Column of the trajectory's tokens, as far as the row has them.
+    template <class Entry>
+    std::span<const Entry> of(const std::vector<Entry>& column) const {
+      if (column.empty()) return {};
+      return std::span(column).subspan(static_cast<std::size_t>(strand.first),
+                                       static_cast<std::size_t>(size()));
+    }
+    std::int64_t size() const { return strand.last - strand.first; }
+    bool is_sampled(std::size_t token) const {
+      return trajectory->is_sampled(static_cast<std::size_t>(strand.first) + token);
+    }
+    bool begins() const { return strand.first == 0; }
   };
   /// Sum over the rows of a part.
   std::int64_t sum_of_rows(std::int64_t part,
                            const std::function<std::int64_t(std::size_t)>& of) const;
   bool has_experts() const { return expert_width_ > 0 || !experts_.empty(); }
   at::Tensor experts_of(std::size_t row) const;
-  void require_experts(const Group& group, std::int64_t prompt) const;
+  void add_row(const Row& row);
+  void require_experts(const std::vector<Group>& groups) const;
   std::int64_t length(std::size_t row) const { return std::ssize(tokens_[row]); }
   bool is_masked(const Trajectory& trajectory) const;
   double penalty_of(const Trajectory& trajectory) const;
   /// k1 of completion token t against the reference.
   double k1(std::size_t row, std::size_t t) const;
   bool puts_kl_in_reward() const;
+  /// Numbers of trajectories, given to each of their rows.
+  std::vector<double> of_rows(const std::vector<double>& of_trajectories) const;
+  /// [trajectories] by the rewards of their groups.
+  std::vector<double> trajectory_advantages(objective::Advantage kind) const;
   /// [rows][completion tokens].
   std::vector<std::vector<double>> advantages() const;
   /// Rewards of each token: its share of the KL, and the reward at the last.
@@ -106,7 +128,7 @@ class Experience {
   std::vector<double> of_completion(std::size_t row, const std::vector<double>& scores) const;
   /// Numbers [completion tokens] at the tokens [tokens] whose labels those are, 0 elsewhere.
   template <class Entry>
-  std::vector<Entry> at_labels(std::size_t row, const std::vector<Entry>& of_completion) const;
+  std::vector<Entry> at_labels(std::size_t row, std::span<const Entry> of_completion) const;
 
   const config::RunConfig& config_;
   std::int64_t first_cursor_, groups_, expert_width_;

@@ -212,8 +212,9 @@ std::uint64_t Generation::stream_of(const Group& group) const {
 
 rollout::Request Generation::request(std::vector<std::int32_t> tokens, std::int64_t drawn) const {
   rollout::Request request;
+  request.max_new_tokens = std::min(config_.rollout.max_new_tokens - drawn,
+                                    config_.data.max_length - std::ssize(tokens));
   request.prompt = std::move(tokens);
-  request.max_new_tokens = config_.rollout.max_new_tokens - drawn;
   request.sampling.temperature = config_.rollout.temperature;
   request.sampling.top_p = config_.rollout.top_p;
   request.sampling.top_k = config_.rollout.top_k;
@@ -319,6 +320,14 @@ void Generation::settle(Verdict verdict) {
   } else {
     --running.judged;
   }
+  bool goes_on = false;
+  if (!verdict.is_opening && !score.error) {
+    try {
+      goes_on = take_verdict(running.group, verdict, prompts_, *tokenizer_, limits_of(config_));
+    } catch (const DataError& error) {
+      score.error = error.what();
+    }
+  }
   if (score.error) {
     for (const auto& [id, place] : running.requests) {
       engine_->abort(id);
@@ -327,23 +336,15 @@ void Generation::settle(Verdict verdict) {
     return finish(verdict.cursor, score.error);
   }
   if (verdict.is_opening) return running.opening == 0 ? begin(running) : void();
-  Trajectory& trajectory = running.group.trajectories[verdict.place];
-  trajectory.reward += score.reward;
-  for (const auto& [name, value] : score.parts) trajectory.parts[name] += value;
-  trajectory.is_truncated = trajectory.is_truncated || score.is_truncated;
-  if (score.observation) begin_turn(running, verdict.place, *std::move(score.observation));
+  if (goes_on) begin_turn(running, verdict.place);
   if (running.requests.empty() && running.judged == 0) finish(verdict.cursor);
 }
 
-void Generation::begin_turn(Running& running, std::size_t place, std::string observation) {
+void Generation::begin_turn(Running& running, std::size_t place) {
   Group& group = running.group;
-  Trajectory& trajectory = group.trajectories[place];
-  if (!add_observation(trajectory, std::move(observation), *tokenizer_,
-                       config_.rollout.max_new_tokens))
-    return;
-  std::vector<std::int32_t> tokens = prompts_.tokens_of(group);
-  tokens.insert(tokens.end(), trajectory.tokens.begin(), trajectory.tokens.end());
-  rollout::Request request = this->request(std::move(tokens), std::ssize(trajectory.tokens));
+  const Trajectory& trajectory = group.trajectories[place];
+  rollout::Request request = this->request(context_of(trajectory, prompts_.tokens_of(group)),
+                                           std::ssize(trajectory.tokens));
   // Positions begin with 0 in each turn, so that each has a stream of its own.
   request.sampling.seed =
       rollout::seed_of_row(rollout::seed_of_sample(stream_of(group), place),

@@ -87,8 +87,8 @@ class Generation : public GroupSource {
   /// A request for the policy's next tokens after those of a prompt.
   rollout::Request request(std::vector<std::int32_t> tokens, std::int64_t drawn) const;
   std::uint64_t stream_of(const Group& group) const;
-  /// A trajectory goes on after an observation, if that leaves room for a token.
-  void begin_turn(Running& running, std::size_t place, std::string observation);
+  /// Submits the next turn of a trajectory that goes on.
+  void begin_turn(Running& running, std::size_t place);
   /// Trajectories of a group have no further turn: gives back the memory of their last ones.
   void end_episodes(const Running& running);
   /// All of the group is judged, or it cannot be.

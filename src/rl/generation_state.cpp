@@ -13,11 +13,17 @@ namespace {
 
 /// Settings by which groups are drawn and judged, by key.
 nlohmann::json drawn_with(const config::RunConfig& config) {
-  constexpr std::array kKeys = {"data.max_length",     "rl.mode",
-                                "rl.router_replay",    "rl.samples_per_group",
-                                "rollout.temperature", "rollout.max_new_tokens",
-                                "rollout.top_k",       "rollout.top_p",
-                                "rollout.min_p",       "rollout.stop"};
+  constexpr std::array kKeys = {"data.max_length",
+                                "rl.mode",
+                                "rl.history",
+                                "rl.router_replay",
+                                "rl.samples_per_group",
+                                "rollout.temperature",
+                                "rollout.max_new_tokens",
+                                "rollout.top_k",
+                                "rollout.top_p",
+                                "rollout.min_p",
+                                "rollout.stop"};
   nlohmann::json settings = nlohmann::json::object();
   for (const auto& [key, value] : config::entries(config)) {
     if (key.starts_with("rl.reward.") || std::ranges::count(kKeys, key) > 0) settings[key] = value;
@@ -58,11 +64,14 @@ Batch Generation::standing() {
 }
 
 bool Generation::is_own(const Group& group) const {
-  const auto is_whole = [](const Trajectory& t) {
+  const auto have_order = [](const std::vector<Fork>& forks) {
+    return std::ranges::is_sorted(forks, std::ranges::less(), &Fork::first);
+  };
+  const auto is_whole = [&](const Trajectory& t) {
     const auto fits = [&](std::size_t size) { return size == t.tokens.size(); };
     return fits(t.logprobs.size()) && fits(t.versions.size()) &&
            (t.supports.empty() || fits(t.supports.size())) &&
-           (t.sampled.empty() || fits(t.sampled.size()));
+           (t.sampled.empty() || fits(t.sampled.size())) && have_order(t.forks);
   };
   return group.cursor >= 0 && group.row == prompts_.index_of(group.cursor) &&
          std::ssize(group.trajectories) == config_.rl.samples_per_group &&

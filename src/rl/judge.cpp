@@ -70,7 +70,8 @@ Json to_json(const Verdict& v) {
           v.score.observation ? Json(*v.score.observation) : Json(),
           v.score.messages,
           v.score.is_truncated,
-          v.is_opening};
+          v.is_opening,
+          v.messages};
 }
 
 Verdict from_json(const Json& v) {
@@ -82,6 +83,7 @@ Verdict from_json(const Json& v) {
   verdict.score.messages = v[7];
   verdict.score.is_truncated = v[8].get<bool>();
   verdict.is_opening = v[9].get<bool>();
+  verdict.messages = v[10];
   return verdict;
 }
 
@@ -105,7 +107,8 @@ Judge::Judge(const config::RunConfig& config, const data::Tokenizer& tokenizer, 
       in_order_(in_order),
       answers_at_once_(in_order || !config.rl.reward.verifiers.empty()),
       may_answer_(answers_turns(config.rl.reward)),
-      has_episodes_(!config.rl.reward.environment.empty()) {
+      has_episodes_(!config.rl.reward.environment.empty()),
+      renders_history_(config.rl.history == config::History::kRender) {
   if (everybody_.rank() != 0) return;
   const config::RlReward& section = config.rl.reward;
   const reward::RewardOptions options = options_of(section);
@@ -131,7 +134,9 @@ reward::Sample Judge::sample_of(const Prompt& prompt, const Group& group, std::s
   const Trajectory& trajectory = group.trajectories[place];
   // The last turn's.
   std::size_t first = trajectory.tokens.size();
-  while (first > 0 && trajectory.is_sampled(first - 1)) --first;
+  const std::size_t fork =
+      trajectory.forks.empty() ? 0 : static_cast<std::size_t>(trajectory.forks.back().first);
+  while (first > fork && trajectory.is_sampled(first - 1)) --first;
   std::vector<reward::PastTurn> turns;
   for (const Turn& turn : trajectory.turns) turns.push_back({turn.completion, turn.observation});
   const std::string& text = group.opening ? group.opening->text : prompt.text;
@@ -155,10 +160,17 @@ void Judge::submit(const Prompt& prompt, const Group& group, std::size_t place) 
   ++pending_;
   if (everybody_.rank() != 0) return;
   const std::vector<std::int32_t>& tokens = group.trajectories[place].tokens;
-  ask(sample_of(prompt, group, place), {.cursor = group.cursor,
-                                        .attempt = group.attempt,
-                                        .place = place,
-                                        .last = tokens.empty() ? -1 : tokens.back()});
+  reward::Sample sample = sample_of(prompt, group, place);
+  Verdict asked{.cursor = group.cursor,
+                .attempt = group.attempt,
+                .place = place,
+                .last = tokens.empty() ? -1 : tokens.back()};
+  if (renders_history_) {
+    asked.messages.push_back(sample.message.is_null()
+                                 ? Json{{"role", "assistant"}, {"content", sample.completion}}
+                                 : sample.message);
+  }
+  ask(std::move(sample), asked);
 }
 
 void Judge::open(const Prompt& prompt, const Group& group, std::size_t place, std::uint64_t seed) {
@@ -182,7 +194,15 @@ void Judge::close(const Group& group) {
 
 void Judge::render(Verdict& verdict) const {
   reward::Score& score = verdict.score;
-  if (verdict.is_opening || score.messages.is_null()) return;
+  if (verdict.is_opening) return;
+  if (renders_history_ && score.observation) {
+    score.error =
+        "'observation' is a text, and rl.history render renders messages: expected 'messages'";
+  }
+  if (score.messages.is_null()) return;
+  if (renders_history_ && score.messages.is_array()) {
+    for (const Json& message : score.messages) verdict.messages.push_back(message);
+  }
   try {
     score.observation = dialogue_->reply(std::exchange(score.messages, nullptr), verdict.last);
   } catch (const DataError& error) {

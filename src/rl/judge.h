@@ -23,6 +23,8 @@ struct Verdict {
   reward::Score score = {};
   bool is_opening = false;  ///< The score has an episode's prompt, if it has one of its own.
   std::int32_t last = -1;   ///< Last token of the turn.
+  /// The turn as a message, and with a score that goes on also the answer; with rl.history render.
+  Json messages = Json::array();
 };
 
 /// The reward of a run. Rank 0 asks it, and all ranks learn the answers at the same call. Verifiers
@@ -56,13 +58,13 @@ class Judge {
  private:
   void ask(reward::Sample sample, const Verdict& asked);
   reward::Sample sample_of(const Prompt& prompt, const Group& group, std::size_t place) const;
-  /// Messages become the observation that they are rendered as.
+  /// Messages become the observation that they are rendered as; with rl.history render they stay.
   void render(Verdict& verdict) const;
   std::vector<Verdict> scored(bool waits);
   std::vector<Verdict> exchange(bool waits);
 
   comm::Group everybody_;
-  bool in_order_, answers_at_once_, may_answer_, has_episodes_;
+  bool in_order_, answers_at_once_, may_answer_, has_episodes_, renders_history_;
   std::int64_t pending_ = 0;
   std::unique_ptr<Dialogue> dialogue_;  ///< On rank 0, if completions may be answered.
   /// On rank 0, one of the two.

@@ -55,6 +55,13 @@ data::Row row_of(const Json& value, const data::RowOptions& options, bool has_te
   return row;
 }
 
+/// A conversation up to the answer that a prompt waits for.
+Json without_answer(Json messages) {
+  while (!messages.empty() && messages.back().value("role", "") == "assistant")
+    messages.erase(messages.size() - 1);
+  return messages;
+}
+
 /// The value that rewards compare with. Throws where the run needs it and the row has none.
 Json truth_of(const Json& row, const config::RunConfig& config) {
   const std::string& field = config.data.fields.answer;
@@ -97,6 +104,7 @@ Prompts::Prompts(const config::RunConfig& config, train::DataPart part,
     : tokenizer_(tokenizer),
       max_length_(config.data.max_length),
       max_new_tokens_(config.rollout.max_new_tokens),
+      renders_history_(config.rl.history == config::History::kRender),
       seed_(config.train.seed),
       shuffles_(config.data.shuffle) {
   const data::DatasetOptions options = train::dataset_options(config, part);
@@ -118,6 +126,7 @@ Prompts::Prompts(const config::RunConfig& config, train::DataPart part,
         prompt.truth = truth_of(value, config);
         prompt.meta = meta_of(value, config.data.fields);
         prompt.tools = value_at(value, config.data.fields.tools);
+        prompt.messages = conversation_of(value);
       } catch (const DataError& error) {
         throw_error<DataError>("{}:{}: {}", place.file, place.line, error.what());
       }
@@ -150,7 +159,31 @@ Opening Prompts::opening(std::int64_t row, const Json& prompt) const {
   if (!tools.is_null()) object[reader_.fields.tools] = tools;
   Opening opening{.tokens = tokenize(object)};
   opening.text = tokenizer_.decode(opening.tokens, /*skip_special_tokens=*/true);
+  opening.messages = conversation_of(object);
   return opening;
+}
+
+Json Prompts::conversation_of(const Json& row) const {
+  if (!renders_history_) return nullptr;
+  const data::FieldNames& fields = reader_.fields;
+  if (row.contains(fields.messages)) return without_answer(row[fields.messages]);
+  const Json& prompt = row.at(fields.prompt);
+  if (prompt.is_array()) return without_answer(prompt);
+  if (!has_template_) {
+    throw DataError(
+        "rl.history render renders conversations, and the prompt is a text without a chat "
+        "template: expected append, or data.chat_template");
+  }
+  return Json::array({{{"role", "user"}, {"content", prompt}}});
+}
+
+std::vector<std::int32_t> Prompts::history(const Group& group, const Json& messages) const {
+  const Prompt& prompt = row(group.row);
+  Json all = group.opening ? group.opening->messages : prompt.messages;
+  for (const Json& message : messages) all.push_back(message);
+  Json object = {{reader_.fields.messages, std::move(all)}};
+  if (!prompt.tools.is_null()) object[reader_.fields.tools] = prompt.tools;
+  return renderer_->tokenize_prompt(row_of(object, reader_, has_template_));
 }
 
 std::int64_t Prompts::index_of(std::int64_t cursor) const {

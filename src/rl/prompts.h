@@ -22,6 +22,7 @@ struct Prompt {
   std::vector<std::int32_t> tokens;
   std::string text;         ///< Decoded without special tokens.
   Json truth, meta, tools;  ///< Null where the row has none.
+  Json messages;            ///< The conversation that waits for an answer; with rl.history render.
 };
 
 /// Rows with `prompt` (a text, or a list of messages) or `messages`, and what rewards compare with.
@@ -44,6 +45,10 @@ class Prompts {
   /// A prompt in place of a row's, as the row could have it: a text or a list of messages, with the
   /// row's tools. Throws DataError.
   Opening opening(std::int64_t row, const Json& prompt) const;
+  /// The conversation of a group's prompt and of these messages after it, up to where the policy's
+  /// next turn begins, as the template renders it; with rl.history render. Of any length. Throws
+  /// DataError.
+  std::vector<std::int32_t> history(const Group& group, const Json& messages) const;
   /// The row at a place in the stream of all epochs.
   std::int64_t index_of(std::int64_t cursor) const;
   /// Hash of rows and order: a run that goes on must find the same.
@@ -52,12 +57,14 @@ class Prompts {
 
  private:
   std::vector<std::int32_t> tokenize(const Json& row) const;
+  /// Messages of a row or prompt; null unless histories are rendered. Throws DataError.
+  Json conversation_of(const Json& row) const;
 
   const data::Tokenizer& tokenizer_;
   data::RowOptions reader_;
   std::int64_t max_length_, max_new_tokens_;
   std::unique_ptr<data::Renderer> renderer_;  ///< Null without rows.
-  bool has_template_ = false;
+  bool has_template_ = false, renders_history_;
   std::vector<Prompt> rows_;
   std::string key_;
   std::uint64_t seed_;

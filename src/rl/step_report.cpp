@@ -57,12 +57,12 @@ double mean_of(const std::vector<double>& values) {
   return values.empty() ? 0 : sum / static_cast<double>(values.size());
 }
 
-void report_groups(std::span<const Group> groups, std::int64_t version, bool is_async,
-                   train::StepInfo& info) {
+void report_groups(std::span<const Group> groups, std::int64_t version,
+                   const config::RunConfig& config, train::StepInfo& info) {
   std::vector<double> rewards, lengths;
   std::map<std::string, std::vector<double>> parts;
   std::map<std::int64_t, std::int64_t> by_age;
-  double staleness = 0, largest_staleness = 0, truncated = 0;
+  double staleness = 0, largest_staleness = 0, truncated = 0, forks = 0;
   for (const Group& group : groups) {
     ++by_age[version - group.oldest_version()];
     const auto age = static_cast<double>(version - group.oldest_version());
@@ -72,6 +72,7 @@ void report_groups(std::span<const Group> groups, std::int64_t version, bool is_
       rewards.push_back(trajectory.reward);
       lengths.push_back(static_cast<double>(trajectory.sampled_tokens()));
       truncated += trajectory.is_truncated;
+      forks += static_cast<double>(trajectory.forks.size());
       for (const auto& [name, value] : trajectory.parts) parts[name].push_back(value);
     }
   }
@@ -86,10 +87,11 @@ void report_groups(std::span<const Group> groups, std::int64_t version, bool is_
   std::ranges::sort(lengths);
   info.metrics.set(metric::kLengthP99, lengths[(lengths.size() - 1) * 99 / 100]);
   info.metrics.set(metric::kTruncated, truncated / static_cast<double>(rewards.size()));
+  if (config.rl.history == config::History::kRender) info.metrics.set(metric::kForks, forks);
   info.metrics.set(metric::kStalenessMean, staleness / static_cast<double>(groups.size()));
   info.metrics.set(metric::kStalenessMax, largest_staleness);
   for (const auto& [age, count] : by_age) {
-    if (is_async)
+    if (config.rl.mode == config::RlMode::kAsync)
       info.metrics.set(metric::kStalenessGroups, std::to_string(age), static_cast<double>(count));
   }
 }

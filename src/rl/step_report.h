@@ -23,10 +23,9 @@ struct StepTimes {
   double record = 0;   ///< Ledger, groups.jsonl, hash of the weights.
 };
 
-/// Rewards, lengths and ages of the groups that weights of `version` were trained on; `is_async`:
-/// generated over updates.
-void report_groups(std::span<const Group> groups, std::int64_t version, bool is_async,
-                   train::StepInfo& info);
+/// Rewards, lengths and ages of the groups that weights of `version` were trained on.
+void report_groups(std::span<const Group> groups, std::int64_t version,
+                   const config::RunConfig& config, train::StepInfo& info);
 /// How the batch came to be. `ranks`: those of the trainer, which generate unless others do.
 void report_generation(const Batch& batch, bool is_async, std::int64_t ranks,
                        train::StepInfo& info);

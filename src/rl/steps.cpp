@@ -356,7 +356,7 @@ void Steps::load(const ckpt::TrainingCheckpoint& checkpoint) {
 void Steps::on_updated(train::StepInfo& info) {
   const config::RlReference& reference = config_.rl.reference;
   const bool is_async = config_.rl.mode == config::RlMode::kAsync;
-  report_groups(groups_of_step(), source_->version(), is_async, info);
+  report_groups(groups_of_step(), source_->version(), config_, info);
   const bool begins_batch = updates_ == 1;
   if (begins_batch)
     report_generation(batch_, is_async, setup_.placed.context.mesh.world_size(), info);

@@ -176,6 +176,45 @@ TEST_F(ReinforcementTest, ProgramsJudgeForAllRanksWhileTheseGenerate) {
   }
 }
 
+TEST_F(ReinforcementTest, HistoriesAreRenderedInEveryLayout) {
+  const std::string file = (runs_.directory() / "tools.jsonl").string();
+  std::ofstream rows(file);
+  for (int i = 0; i < 12; ++i) {
+    rows << nlohmann::json{{"prompt", "say " + std::to_string(i)},
+                           {"meta", {{"turns", 2}, {"replies", "it rains"}}}}
+         << "\n";
+  }
+  rows.close();
+  const auto losses = [&](const std::string& name, int ranks, Words more) {
+    Words all = {
+        "data.train=" + file,
+        "data.max_length=192",
+        "model.dtype=float64",
+        "train.max_steps=3",
+        "rl.history=render",
+        "rl.reward.command=[]",
+        "rollout.stop=[e, a]",
+        "rollout.max_new_tokens=48",
+        "rl.reward.environment=[" + testing::built_path("tests/reward/heddle_reward_worker") + "]"};
+    all.insert(all.end(), more.begin(), more.end());
+    EXPECT_EQ(train(name, ranks, all), 0) << runs_.printed(name);
+    std::vector<double> found;
+    for (const auto& row : metrics(name)) {
+      EXPECT_GT(row.at("forks"), 0) << name;
+      found.push_back(row.at("loss").get<double>());
+    }
+    return found;
+  };
+  const std::vector<double> one = losses("one", 0, {});
+  ASSERT_EQ(one.size(), 3u);
+  for (const Words& layout :
+       {Words{"parallel.dp=2"}, Words{"parallel.tp=2"}, Words{"rl.rollout_ranks=1"}}) {
+    EXPECT_THAT(losses(layout[0], 2, layout),
+                ::testing::Pointwise(::testing::DoubleNear(1e-9), one))
+        << layout[0];
+  }
+}
+
 TEST_F(ReinforcementTest, StalenessIsBoundedInEveryLayout) {
   const struct {
     const char* name;

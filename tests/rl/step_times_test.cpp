@@ -138,12 +138,15 @@ TEST(ReportOfGroups, SaysHowManyAreHowOld) {
   for (std::size_t i = 0; i < groups.size(); ++i)
     groups[i].trajectories.push_back({.tokens = {1}, .versions = {oldest[i] + 1, oldest[i]}});
   train::StepInfo info, sync;
-  rl::report_groups(groups, 7, /*is_async=*/true, info);
+  config::RunConfig config;
+  config.rl.mode = config::RlMode::kAsync;
+  rl::report_groups(groups, 7, config, info);
   EXPECT_EQ(info.metrics.at("staleness_groups_0"), 2);
   EXPECT_EQ(info.metrics.at("staleness_groups_1"), 1);
   EXPECT_EQ(info.metrics.at("staleness_groups_2"), 2);
   EXPECT_EQ(info.metrics.at("staleness_mean"), 1);
-  rl::report_groups(groups, 7, /*is_async=*/false, sync);
+  config.rl.mode = config::RlMode::kSync;
+  rl::report_groups(groups, 7, config, sync);
   EXPECT_EQ(sync.metrics.find("staleness_groups_0"), nullptr);
 }
 
