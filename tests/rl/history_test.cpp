@@ -107,7 +107,7 @@ TEST_F(HistoryTest, WhatLeavesNoRoomEndsTheEpisode) {
 }
 
 TEST_F(HistoryTest, RowsOfAForkShareTheirAdvantage) {
-  const config::RunConfig config = run("rows", {"rl.history=render", "data.shuffle=false"});
+  const config::RunConfig config = run("rows", {"data.shuffle=false"});
   const Prompts prompts(config, train::DataPart::kTrain, *tokenizer_);
   std::vector<Group> groups(1);
   for (const double reward : {1.0, 0.0, 0.0}) {
