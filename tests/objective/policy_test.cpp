@@ -189,7 +189,9 @@ TEST_P(PolicyHead, EqualsTheFormulaOfWholeLogits) {
   scene.placed.model->head_weight().collect_gradient();
   const at::Tensor gradient = scene.placed.model->head_weight().gradient();
   ASSERT_EQ(gradient.defined(), trains_head);
-  if (trains_head) EXPECT_TRUE(at::allclose(gradient, weight.grad(), 1e-9, 1e-12));
+  if (trains_head) {
+    EXPECT_TRUE(at::allclose(gradient, weight.grad(), 1e-9, 1e-12));
+  }
 
   const PolicyStatistics statistics = policy.take_statistics();
   EXPECT_EQ(statistics.tokens, static_cast<double>(rows.total));
