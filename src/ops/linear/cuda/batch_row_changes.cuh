@@ -16,15 +16,15 @@ namespace heddle::ops::cuda::batch_row {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 /// The changes of a CTA's tile, and its share of all lows.
-template <int kPitch, int kUnits>
-struct ChangedTile : ChangesOfAnyRank<kPitch, kUnits> {
-  using Base = ChangesOfAnyRank<kPitch, kUnits>;
+template <int kPitch, int kUnits, int kSteps>
+struct ChangedTile : ChangesOfAnyRank<kPitch, kUnits, kSteps> {
+  using Base = ChangesOfAnyRank<kPitch, kUnits, kSteps>;
   using Base::begin, Base::fetch, Base::fetch_norm, Base::fetch_rows, Base::first_part, Base::look;
-  using Base::columns, Base::first, Base::kAhead, Base::kSpan, Base::kThreads, Base::parts;
+  using Base::columns, Base::first, Base::kNorms, Base::kSpan, Base::kThreads, Base::parts;
   using Base::look_at_part, Base::make_part, Base::multiply, Base::part_of, Base::put_norm;
   using Base::row_base, Base::rows, Base::run_of, Base::sum, Base::tile_of, Base::which;
+  using typename Base::FirstPart;
   using typename Base::Found;
-  using typename Base::NormPart;
   using typename Base::Part;
   using typename Base::Shared;
   static constexpr int kListers = 128;  ///< Threads that list the jobs.
@@ -70,28 +70,25 @@ struct ChangedTile : ChangesOfAnyRank<kPitch, kUnits> {
 
   /// Changes [rows, kPitch] by kChangers warps, zeros where there is none; of a gated sum those of
   /// the second layer follow the first one's columns. They lack the norm's factor of the row.
-  /// `found`: of the CTA's first part. `beginners`: the threads that call begin_changes().
+  /// `own`: the CTA's first part. `beginners`: the threads that call begin_changes().
   /// is_maker: of a CTA that makes lows alone.
-  __device__ __forceinline__ void make(int thread, const Found& found, Shared& shared,
+  __device__ __forceinline__ void make(int thread, const FirstPart& own, Shared& shared,
                                        int beginners, bool is_maker, float* changes) const {
     int at = first_part();
     u32 round;
     {
-      const Part part = at < parts.count ? part_of(at, found) : Part{};
-      FewRowVector a[kAhead][2], x[kAhead][1];
-      fetch(part, thread, a);
-      const NormPart norm = fetch_norm(part, thread);
       if (is_maker) {
         wait_for_previous();
       } else {
-        named_sync(6, kThreads + 32);
+        named_sync(9, kThreads + 32);
         mbar_wait(smem_u32(&shared.released), 0);
       }
-      fetch_rows(part, thread, x);
+      FewRowVector x[kSteps][1];
+      fetch_rows(own.part, thread, x);
       round = load_relaxed(parts.counter) + 1;
-      put_norm(norm, thread, shared.making);
+      for (int i = 0; i < kNorms; ++i) put_norm(own.norm[i], thread + i * kThreads, shared.making);
       named_sync(4, kThreads);
-      if (part.run.rows > 0) make_part(part, thread, a, x, shared.making, round);
+      if (own.part.run.rows > 0) make_part(own.part, thread, own.a, x, shared.making, round);
     }
     if (!is_maker) {
       named_sync(5, beginners + kThreads);
@@ -101,10 +98,11 @@ struct ChangedTile : ChangesOfAnyRank<kPitch, kUnits> {
     for (at += parts.makers; at < parts.count; at += parts.makers) {
       const Part part = part_of(at, look_at_part(at));
       if (part.run.rows <= 0) continue;
-      FewRowVector a[kAhead][2], x[kAhead][1];
+      FewRowVector a[kSteps][2], x[kSteps][1];
       fetch(part, thread, a);
       fetch_rows(part, thread, x);
-      put_norm(fetch_norm(part, thread), thread, shared.making);
+      for (int i = 0; i < kNorms; ++i)
+        put_norm(fetch_norm(part, thread + i * kThreads), thread + i * kThreads, shared.making);
       named_sync(4, kThreads);
       make_part(part, thread, a, x, shared.making, round);
     }
@@ -113,7 +111,11 @@ struct ChangedTile : ChangesOfAnyRank<kPitch, kUnits> {
                        : multiply(thread / 32, shared, round, changes);
   }
 
-  /// By a warp that does not change: until the changing ones have asked for A.
+  /// By a warp that does not change: says to the changing ones that `released` is there.
+  __device__ __forceinline__ void say_begun() const {
+    asm volatile("bar.arrive 9, %0;" ::"n"(kThreads + 32) : "memory");
+  }
+  /// By that warp: until the changing ones have asked for A.
   __device__ __forceinline__ void wait_for_first_part() const { named_sync(6, kThreads + 32); }
 
   /// Zeros to the changes, by `threads` threads.
@@ -245,7 +247,7 @@ struct ChangedTile : ChangesOfAnyRank<kPitch, kUnits> {
 
 #else
 
-template <int kPitch, int kUnits>
+template <int kPitch, int kUnits, int kSteps>
 struct ChangedTile;
 
 #endif

@@ -31,10 +31,16 @@ struct Layout {
   static constexpr int kPitch = kColumns + 4;  ///< Floats of a row of the sums on the way out.
   static constexpr u32 kRowBytes = kRows * kDepth * 2;
   static constexpr u32 kStageBytes = kGroups * kMatrixBytes + kRowBytes;
-  static constexpr int kUnits = kGroups == 2 && kChanges == Changes::kShallow ? 4 : 2;
-  using Changed = ChangedTile<kPitch, kUnits>;
+  static constexpr int kUnits = kChanges != Changes::kShallow ? 2 : kGroups == 2 ? 4 : 3;
+  /// Rows whose changes a CTA has: with kShallow at least two share them.
+  static constexpr int kChangedRows = kChanges == Changes::kShallow ? kRows / 2 : kRows;
+  static constexpr int kLowSteps = steps_of_part(kGroups);
+  using Changed = ChangedTile<kPitch, kUnits, kLowSteps>;
+  using Shared = ChangeShared<kUnits, kLowSteps>;
   static constexpr u32 kChangeBytes =
-      kIsChanged ? kRows * kPitch * 4 + sizeof(ChangeShared<kUnits>) + 128 : 0;
+      kIsChanged ? kChangedRows * kPitch * 4 + sizeof(Shared) + 128 : 0;
+  /// Of 80 a thread, by all warps but the changing ones and by these; 0: all keep what they have.
+  static constexpr int kKeptRegisters = kIsChanged && kGroups > 2 ? 72 : 0, kTakenRegisters = 96;
   /// CTAs of a multiprocessor.
   static constexpr int kResident = kGroups > 2 || kIsChanged ? 1 : 2;
   /// An even number: a scaling warp has every second block, and so must see each use of its stages,
@@ -45,10 +51,16 @@ struct Layout {
   static constexpr u32 kSquares = (kBarriers + 3 * kStages * 8 + 15) / 16 * 16;
   static constexpr u32 kFactors = kSquares + 2 * kRows * 4;
   static constexpr u32 kChangeSums = kFactors + kRows * 4;
-  static constexpr u32 kShared = (kChangeSums + kRows * kPitch * 4 + 127) / 128 * 128;
+  static constexpr u32 kShared = (kChangeSums + kChangedRows * kPitch * 4 + 127) / 128 * 128;
   static constexpr u32 kBytes = kChangeSums + kChangeBytes;
   static_assert(kBytes + 1024 <= 227 * 1024 && kStages >= 4);
   static_assert(kRows * kPitch * 4 <= kBarriers);
+};
+
+/// Outputs of the second of two sums that are one; none: null.
+struct Twin {
+  void* y;
+  int64_t y_stride;
 };
 
 struct Arguments {
@@ -56,11 +68,22 @@ struct Arguments {
   CUtensorMap rows_map, maps[kMostFewRowSums + 1];
   few_row::Arguments few;  ///< first_block: tiles.
   int map_of[kMostFewRowSums];
+  Twin twins[kMostFewRowSums];
   bool is_wide[kMostFewRowSums];  ///< Four elements of y and start are 8 bytes of memory.
   int split;                      ///< CTAs of a cluster, which share the depth of a tile.
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+/// Registers that changing warps take from the others, where all have too few for A of a part.
+template <class L>
+__device__ __forceinline__ void give_registers() {
+  if constexpr (L::kKeptRegisters > 0) set_max_registers_down<L::kKeptRegisters>();
+}
+template <class L>
+__device__ __forceinline__ void take_registers() {
+  if constexpr (L::kKeptRegisters > 0) set_max_registers_up<L::kTakenRegisters>();
+}
 
 /// A CTA's work: blocks [begin, begin + steps) of the depth.
 struct Work {
@@ -69,7 +92,7 @@ struct Work {
   const FewRowSum& sum;
   int which, first, begin, steps, rank;
 
-  __device__ __forceinline__ bool is_gated() const { return sum.up != nullptr; }
+  __device__ __forceinline__ bool has_halves() const { return sum.up != nullptr; }
 };
 
 /// The ring and its barriers, by block of the CTA's work.
@@ -105,7 +128,7 @@ __device__ __forceinline__ void load_matrix(const Work& work,
   const CUtensorMap* const map = &work.p.maps[work.p.map_of[work.which]];
   mbar_expect(ring.full(i), Layout<kRows, kGroups, kChanges>::kStageBytes);
   bulk_load_box(ring.matrix(i), map, depth, work.first, ring.full(i));
-  if (work.is_gated())
+  if (work.has_halves())
     bulk_load_box(ring.matrix(i) + kGroups * kMatrixBytes / 2, map + 1, depth, work.first,
                   ring.full(i));
 }
