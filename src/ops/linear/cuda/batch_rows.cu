@@ -386,7 +386,8 @@ Cut cut_of(const std::vector<FewRowSum>& sums, bool is_changed) {
   cut = {2, 1};
   if (tiles_of(sums, 2) > all)
     cut.groups = 3;
-  else if (sums[0].up == nullptr && tiles_of(sums, 1) * 8 <= all * 3)
+  else if (tiles_of(sums, 1) * 8 <= all * 3 &&
+           std::all_of(sums.begin(), sums.end(), [](const auto& sum) { return sum.up == nullptr; }))
     cut.groups = 1;
   const int tiles = tiles_of(sums, cut.groups), most = cut.groups > 2 ? all
                                                        : !is_changed
@@ -422,7 +423,12 @@ void batch_row_sums(int rows, const std::vector<FewRowSum>& given, cudaStream_t 
       throw std::invalid_argument("batch_row_sums: sums of several terms, or of other rows");
   }
   Arguments p{};
-  const std::vector<FewRowSum> sums = paired(given, p.twins);
+  std::vector<FewRowSum> sums = paired(given, p.twins);
+  // A changing warp's piece of work is wider than halves of the narrowest tiles.
+  if (cut_of(sums, false).groups == 1) {
+    sums = given;
+    std::fill(std::begin(p.twins), std::end(p.twins), Twin{});
+  }
   few_row::Arguments& few = p.few;
   const FewRowTerm& input = sums[0].terms[0];
   few.count = static_cast<int>(sums.size());
