@@ -217,6 +217,7 @@ struct ChangedTile : ChangesOfAnyRank<kPitch, kUnits, kSteps> {
         if (unit >= all) break;
         mbar_wait(landed + k * 8, phase);
         const u32 slot = slots + k * kSlotBytes;
+        const int valid = columns - (unit & ((1 << log) - 1)) * kSpan;  // a multiple of 8
         const u32 x = pack_bf16(low[k][0], low[k][1]), y = pack_bf16(low[k][2], low[k][3]);
         uint2 b[kSpan / 8];
 #pragma unroll
@@ -233,8 +234,8 @@ struct ChangedTile : ChangesOfAnyRank<kPitch, kUnits, kSteps> {
           const u32 at = to_all + to[k] + r * kPitch * 4;
 #pragma unroll
           for (int j = 0; j < kSpan / 16; ++j) {
-            store_shared4(at + j * 64, sums[j][r]);
-            store_shared4(at + j * 64 + 32, sums[j][r + 2]);
+            if (j * 16 < valid) store_shared4(at + j * 64, sums[j][r]);
+            if (j * 16 + 8 < valid) store_shared4(at + j * 64 + 32, sums[j][r + 2]);
           }
         }
         if (unit + kChangers * kUnits >= all) continue;

@@ -10,7 +10,13 @@
 namespace heddle::ops::cuda::batch_row {
 
 constexpr int kDepth = 64, kScalers = 4, kMostSplit = 8, kGroupColumns = 64;
-constexpr u32 kMatrixBytes = kGroupColumns * kDepth * 2;
+constexpr u32 kColumnBytes = kDepth * 2, kMatrixBytes = kGroupColumns * kColumnBytes;
+
+/// From the first column of a multiplying warpgroup to the next one's, a multiple of 8. They have
+/// kGroupColumns each, some of which both have if a tile has fewer.
+constexpr __host__ __device__ int columns_between(int columns, int groups) {
+  return groups > 1 ? (columns - kGroupColumns) / (groups - 1) : 0;
+}
 
 /// How many slots a changing warp has for B where a tile has two groups. Four (kShallow) hold that
 /// of 32 sets before the lows are there; two (kDeep) leave more stages of the ring to CTAs that go
@@ -27,8 +33,8 @@ struct Layout {
   static constexpr bool kHasLoader = !kIsChanged || kGroups == 1;
   static constexpr int kFirstChanger = kWriters + (kHasLoader ? 32 : 0);
   static constexpr int kThreads = kFirstChanger + (kIsChanged ? kChangers * 32 : 0);
-  static constexpr int kColumns = kGroups * kGroupColumns;
-  static constexpr int kPitch = kColumns + 4;  ///< Floats of a row of the sums on the way out.
+  static constexpr int kPitch =
+      kGroups * kGroupColumns + 4;  ///< Floats of a row of the sums on the way out.
   static constexpr u32 kRowBytes = kRows * kDepth * 2;
   static constexpr u32 kStageBytes = kGroups * kMatrixBytes + kRowBytes;
   static constexpr int kUnits = kChanges != Changes::kShallow ? 2 : kGroups == 2 ? 4 : 3;
@@ -70,6 +76,7 @@ struct Arguments {
   int map_of[kMostFewRowSums];
   Twin twins[kMostFewRowSums];
   bool is_wide[kMostFewRowSums];  ///< Four elements of y and start are 8 bytes of memory.
+  int columns;                    ///< Of a tile; see columns_between().
   int split;                      ///< CTAs of a cluster, which share the depth of a tile.
 };
 
@@ -85,12 +92,13 @@ __device__ __forceinline__ void take_registers() {
   if constexpr (L::kKeptRegisters > 0) set_max_registers_up<L::kTakenRegisters>();
 }
 
-/// A CTA's work: blocks [begin, begin + steps) of the depth.
+/// A CTA's work: blocks [begin, begin + steps) of the depth for columns [first, first + columns) of
+/// a sum or, if it has halves, of both.
 struct Work {
   const Arguments& p;
   const few_row::Arguments& few;
   const FewRowSum& sum;
-  int which, first, begin, steps, rank;
+  int which, columns, first, begin, steps, rank;
 
   __device__ __forceinline__ bool has_halves() const { return sum.up != nullptr; }
 };
@@ -126,10 +134,11 @@ __device__ __forceinline__ void load_matrix(const Work& work,
                                             const Ring<kRows, kGroups, kChanges>& ring, int i) {
   const int depth = (work.begin + i) * kDepth;
   const CUtensorMap* const map = &work.p.maps[work.p.map_of[work.which]];
-  mbar_expect(ring.full(i), Layout<kRows, kGroups, kChanges>::kStageBytes);
+  mbar_expect(ring.full(i),
+              work.p.columns * kColumnBytes + Layout<kRows, kGroups, kChanges>::kRowBytes);
   bulk_load_box(ring.matrix(i), map, depth, work.first, ring.full(i));
   if (work.has_halves())
-    bulk_load_box(ring.matrix(i) + kGroups * kMatrixBytes / 2, map + 1, depth, work.first,
+    bulk_load_box(ring.matrix(i) + work.columns * kColumnBytes, map + 1, depth, work.first,
                   ring.full(i));
 }
 template <int kRows, int kGroups, Changes kChanges>
@@ -241,11 +250,13 @@ __device__ __forceinline__ void multiply(const Work& work,
   using L = Layout<kRows, kGroups, kChanges>;
   const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
   const bool is_normed = work.few.norm.weight != nullptr;
+  const int between = columns_between(work.p.columns, kGroups), first = group * between,
+            known = group > 0 ? kGroupColumns - between : 0;  // columns that another group has too
   float acc[kRows / 8][4];
   for (int i = 0; i < work.steps; ++i) {
     mbar_wait(ring.full(i), ring.phase(i));
     if (is_normed) mbar_wait(ring.scaled(i), ring.phase(i));
-    const u64 a = make_descriptor(ring.matrix(i) + group * kMatrixBytes),
+    const u64 a = make_descriptor(ring.matrix(i) + first * kColumnBytes),
               b = make_descriptor(ring.rows(i));
     MmaHopper::fence();
 #pragma unroll
@@ -265,9 +276,11 @@ __device__ __forceinline__ void multiply(const Work& work,
 #pragma unroll
   for (int n = 0; n < kRows / 8; ++n) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
-      sums[(n * 8 + lane % 4 * 2 + i % 2) * L::kPitch + group * kGroupColumns + warp * 16 +
-           lane / 4 + i / 2 * 8] = acc[n][i];
+    for (int i = 0; i < 4; ++i) {
+      const int column = warp * 16 + i / 2 * 8;
+      if (column >= known)
+        sums[(n * 8 + lane % 4 * 2 + i % 2) * L::kPitch + first + column + lane / 4] = acc[n][i];
+    }
   }
 }
 

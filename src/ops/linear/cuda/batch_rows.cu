@@ -20,6 +20,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdio>
+#include <cstdlib>
 #include <stdexcept>
 #include <string>
 
@@ -101,7 +103,7 @@ __device__ __forceinline__ void write_out(const Work& work, u32 base, float* fac
     }
     named_sync(2, L::kWriters);
   }
-  const int groups = (work.has_halves() ? L::kColumns / 2 : L::kColumns) / 4;  // of four columns
+  const int groups = work.columns / 4;  // of four columns
   for (int i = thread; i < per * groups; i += L::kWriters) {
     const int own = i / groups, row = row_base + own, column = i % groups * 4,
               valid = row < few.rows ? sum.columns - work.first - column : 0;
@@ -125,9 +127,9 @@ __device__ __forceinline__ void write_out(const Work& work, u32 base, float* fac
     if (is_pair) {
       const Twin& twin = work.p.twins[work.which];
       store4(static_cast<bf16*>(twin.y) + row * twin.y_stride + work.first + column, is_wide, valid,
-             value(column + L::kColumns / 2));
+             value(column + work.columns));
     } else if (work.has_halves()) {
-      const float4 up = value(column + L::kColumns / 2);
+      const float4 up = value(column + work.columns);
       y = {gated(y.x, up.x), gated(y.y, up.y), gated(y.z, up.z), gated(y.w, up.w)};
     }
     y.x += before.x, y.y += before.y, y.z += before.z, y.w += before.w;
@@ -135,7 +137,6 @@ __device__ __forceinline__ void write_out(const Work& work, u32 base, float* fac
   }
 }
 
-template <class L>
 __device__ __forceinline__ Work work_of(const Arguments& p) {
   const few_row::Arguments& few = p.few;
   const int rank = static_cast<int>(rank_in_cluster()),
@@ -144,14 +145,11 @@ __device__ __forceinline__ Work work_of(const Arguments& p) {
   while (which + 1 < few.count && tile >= few.first_block[which + 1]) ++which;
   const FewRowSum& sum = few.sums[which];
   const int all = (few.depth + kDepth - 1) / kDepth, begin = all * rank / p.split,
-            columns = sum.up != nullptr ? L::kColumns / 2 : L::kColumns;
-  return {p,
-          few,
-          sum,
-          which,
-          (tile - few.first_block[which]) * columns,
-          begin,
-          all * (rank + 1) / p.split - begin,
+            columns = sum.up != nullptr ? p.columns / 2 : p.columns;
+  return {p,       few,
+          sum,     which,
+          columns, (tile - few.first_block[which]) * columns,
+          begin,   all * (rank + 1) / p.split - begin,
           rank};
 }
 
@@ -163,7 +161,7 @@ __device__ __forceinline__ auto changed_of(const Work& work) {
                               work.sum,
                               work.which,
                               work.first,
-                              work.has_halves() ? L::kColumns / 2 : L::kColumns,
+                              work.columns,
                               work.rank * per,
                               per}};
 }
@@ -180,7 +178,7 @@ __device__ __forceinline__ void change(const Arguments& p, int thread,
   typename Maker::FirstPart part;
   const Maker maker{p.few, p.lows};
   maker.fetch_first(thread, part);
-  const Work work = work_of<L>(p);
+  const Work work = work_of(p);
   const auto changed = changed_of<kRows, kGroups, kChanges>(work);
   changed.make(thread, part, shared, L::kWriters, maker.makes_alone(), sums);
   if (maker.makes_alone()) {
@@ -220,7 +218,7 @@ __global__ void __launch_bounds__(Layout<kRows, kGroups, kChanges>::kThreads,
     if constexpr (L::kIsChanged) shared.begin();
     ring.init();  // its fence is for all barriers
   }
-  const Work work = work_of<L>(p);
+  const Work work = work_of(p);
   const typename L::Changed changed = changed_of<kRows, kGroups, kChanges>(work);
   typename L::Changed::Found found;
   if constexpr (L::kIsChanged) {
@@ -328,11 +326,12 @@ void launch(Arguments& p, int groups, bool is_changed, cudaStream_t stream) {
     p.split > 1 ? launch<kRows, 2, kShallow>(p, stream) : launch<kRows, 2, kDeep>(p, stream);
 }
 
-int tiles_of(const std::vector<FewRowSum>& sums, int groups) {
+/// `columns`: of a tile.
+int tiles_of(const std::vector<FewRowSum>& sums, int columns) {
   int tiles = 0;
   for (const FewRowSum& sum : sums) {
-    const int columns = groups * kGroupColumns / (sum.up != nullptr ? 2 : 1);
-    tiles += (sum.columns + columns - 1) / columns;
+    const int own = columns / (sum.up != nullptr ? 2 : 1);
+    tiles += (sum.columns + own - 1) / own;
   }
   return tiles;
 }
@@ -366,8 +365,9 @@ std::vector<FewRowSum> paired(const std::vector<FewRowSum>& sums, Twin (&twins)[
 
 /// How the work of a launch is cut.
 struct Cut {
-  int groups;  ///< Groups of 64 columns that make a tile.
-  int split;   ///< CTAs that share the depth of a tile.
+  int columns;  ///< Of a tile.
+  int split;    ///< CTAs that share the depth of a tile.
+  int groups() const { return (columns + kGroupColumns - 1) / kGroupColumns; }
 };
 
 /// CTAs are up to 1.5 a multiprocessor, which has room for two, of which one is for the next
@@ -376,25 +376,37 @@ struct Cut {
 /// where wide ones are few; the widest where others are so many that some multiprocessors would get
 /// two and all wait for these.
 Cut cut_of(const std::vector<FewRowSum>& sums, bool is_changed) {
+  constexpr int kWide = 3 * kGroupColumns, kUsual = 2 * kGroupColumns;
   const int all = multiprocessors(), steps = (sums[0].terms[0].depth + kDepth - 1) / kDepth;
+  if (const char* env = std::getenv("HEDDLE_CUT")) {
+    Cut cut{};
+    if (std::sscanf(env, "%d,%d", &cut.columns, &cut.split) == 2) return cut;
+  }
   // The widest that share the depth on nearly all multiprocessors, each with 16 blocks or more:
-  Cut cut{3, 1};
-  const int widest = tiles_of(sums, 3);
+  Cut cut{kWide, 1};
+  const int widest = tiles_of(sums, kWide);
   while (cut.split < kMostSplit && widest * cut.split * 2 <= (cut.split > 1 ? all * 7 / 8 : all))
     cut.split *= 2;
-  if (cut.split > 1 && steps >= cut.split * 16 && widest * cut.split * 4 >= all * 3) return cut;
-  cut = {2, 1};
-  if (tiles_of(sums, 2) > all)
-    cut.groups = 3;
-  else if (tiles_of(sums, 1) * 8 <= all * 3 &&
-           std::all_of(sums.begin(), sums.end(), [](const auto& sum) { return sum.up == nullptr; }))
-    cut.groups = 1;
-  const int tiles = tiles_of(sums, cut.groups), most = cut.groups > 2 ? all
-                                                       : !is_changed
-                                                           ? all * 3 / 2
-                                                           : (cut.groups > 1 ? all : all * 3 / 4);
-  while (cut.split < kMostSplit && tiles * cut.split * 2 <= most && steps >= cut.split * 8)
-    cut.split *= 2;
+  if (cut.split == 1 || steps < cut.split * 16 || widest * cut.split * 4 < all * 3) {
+    cut = {kUsual, 1};
+    if (tiles_of(sums, kUsual) > all)
+      cut.columns = kWide;
+    else if (tiles_of(sums, kGroupColumns) * 8 <= all * 3 &&
+             std::all_of(sums.begin(), sums.end(),
+                         [](const auto& sum) { return sum.up == nullptr; }))
+      cut.columns = kGroupColumns;
+    const int tiles = tiles_of(sums, cut.columns),
+              most = cut.columns == kWide ? all
+                     : !is_changed        ? all * 3 / 2
+                                          : (cut.columns == kUsual ? all : all * 3 / 4);
+    while (cut.split < kMostSplit && tiles * cut.split * 2 <= most && steps >= cut.split * 8)
+      cut.split *= 2;
+  }
+  // Of wide tiles that go over all of the depth each multiprocessor gets as few columns as it can.
+  constexpr int kStep = 16;
+  while (cut.split == 1 && cut.columns - kStep > kUsual &&
+         tiles_of(sums, cut.columns - kStep) <= all)
+    cut.columns -= kStep;
   return cut;
 }
 
@@ -423,12 +435,7 @@ void batch_row_sums(int rows, const std::vector<FewRowSum>& given, cudaStream_t 
       throw std::invalid_argument("batch_row_sums: sums of several terms, or of other rows");
   }
   Arguments p{};
-  std::vector<FewRowSum> sums = paired(given, p.twins);
-  // A changing warp's piece of work is wider than halves of the narrowest tiles.
-  if (cut_of(sums, false).groups == 1) {
-    sums = given;
-    std::fill(std::begin(p.twins), std::end(p.twins), Twin{});
-  }
+  const std::vector<FewRowSum> sums = paired(given, p.twins);
   few_row::Arguments& few = p.few;
   const FewRowTerm& input = sums[0].terms[0];
   few.count = static_cast<int>(sums.size());
@@ -444,7 +451,7 @@ void batch_row_sums(int rows, const std::vector<FewRowSum>& given, cudaStream_t 
   few.low_blocks = tiles_of_lows * runs;
   const bool is_changed = few.low_blocks > 0;
   const Cut cut = cut_of(sums, is_changed);
-  const int part_depth = steps_of_part(cut.groups) * kStepDepth,
+  const int part_depth = steps_of_part(cut.groups()) * kStepDepth,
             depths = (few.depth + part_depth - 1) / part_depth;
   int tiles = 0, maps = 0;
   for (int i = 0; i < few.count; ++i) {
@@ -458,14 +465,15 @@ void batch_row_sums(int rows, const std::vector<FewRowSum>& given, cudaStream_t 
     for (const void* matrix : {term.b, sum.up}) {
       if (matrix != nullptr)
         p.maps[maps++] = tensor_map(matrix, sum.columns, term.depth, term.b_stride,
-                                    cut.groups * kGroupColumns / (has_halves ? 2 : 1));
+                                    cut.columns / (has_halves ? 2 : 1));
     }
     few.first_block[i] = tiles;
-    tiles += tiles_of({sum}, cut.groups);
+    tiles += tiles_of({sum}, cut.columns);
   }
   few.first_block[few.count] = tiles;
   const int kept_rows = rows <= 32 ? 32 : 64;
   p.rows_map = tensor_map(input.a, rows, input.depth, input.a_stride, kept_rows);
+  p.columns = cut.columns;
   p.split = cut.split;
   if (is_changed) {
     const Exchange exchange =
@@ -491,9 +499,9 @@ void batch_row_sums(int rows, const std::vector<FewRowSum>& given, cudaStream_t 
     lows.counter = exchange.counter;
   }
   if (rows <= 32)
-    launch<32>(p, cut.groups, is_changed, stream);
+    launch<32>(p, cut.groups(), is_changed, stream);
   else
-    launch<64>(p, cut.groups, is_changed, stream);
+    launch<64>(p, cut.groups(), is_changed, stream);
   check_launch("batch_row_sums");
 }
 
