@@ -63,17 +63,6 @@ std::int64_t AdapterTables::rank_of(const Sets& sets) const {
   return most == 0 ? 0 : rank;
 }
 
-std::int64_t AdapterTables::slots_of(const Sets& sets) const {
-  const std::int64_t all = std::ssize(slots_), few = std::min(ops::LowRankSlots::kFewSlots, all);
-  const nn::AdapterSet* before = nullptr;
-  for (const auto& set : sets) {
-    if (set.get() == before) continue;
-    before = set.get();
-    if (set && find(set) >= few) return all;
-  }
-  return few;
-}
-
 std::int64_t AdapterTables::find(const std::shared_ptr<const nn::AdapterSet>& set) const {
   for (std::size_t i = 0; i < slots_.size(); ++i) {
     // The address first: a lock costs more.
@@ -84,13 +73,9 @@ std::int64_t AdapterTables::find(const std::shared_ptr<const nn::AdapterSet>& se
 }
 
 std::int64_t AdapterTables::free_slot() const {
-  const auto oldest_before = [&](auto end) {
-    return std::min_element(slots_.begin(), end,
-                            [](const Slot& a, const Slot& b) { return a.last_used < b.last_used; });
-  };
-  const std::int64_t few = std::min(ops::LowRankSlots::kFewSlots, std::ssize(slots_));
-  auto oldest = oldest_before(slots_.begin() + few);
-  if (oldest->last_used >= step_) oldest = oldest_before(slots_.end());
+  const auto oldest =
+      std::min_element(slots_.begin(), slots_.end(),
+                       [](const Slot& a, const Slot& b) { return a.last_used < b.last_used; });
   TORCH_CHECK(oldest->last_used < step_, "more sets of adapters in a step than ", slots_.size());
   return oldest - slots_.begin();
 }
@@ -159,15 +144,11 @@ at::Tensor AdapterTables::runs(const Sets& sets, std::int64_t rows) const {
   return at::tensor(numbers, at::kInt).view({-1, 4});
 }
 
-nn::RowAdapters AdapterTables::adapters(const at::Tensor& runs, std::int64_t rank,
-                                        std::int64_t slots) const {
-  const auto table_of = [&](std::int64_t layer) {
-    return table_.select(0, layer).narrow(0, 0, slots);
-  };
-  nn::RowAdapters adapters{runs, rank, {}, table_of(table_.size(0) - 1)};
+nn::RowAdapters AdapterTables::adapters(const at::Tensor& runs, std::int64_t rank) const {
+  nn::RowAdapters adapters{runs, rank, {}, table_.select(0, table_.size(0) - 1)};
   for (std::size_t i = 0; i < linears_.size(); ++i) {
     if (is_changed_[i])
-      adapters.layers.emplace(linears_[i], table_of(static_cast<std::int64_t>(i)));
+      adapters.layers.emplace(linears_[i], table_.select(0, static_cast<std::int64_t>(i)));
   }
   return adapters;
 }

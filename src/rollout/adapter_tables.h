@@ -30,13 +30,11 @@ class AdapterTables {
   // For sets that have slots:
   /// Columns of the lows of their rows, see ops::LowRankSlots; 0 if all are the base model.
   std::int64_t rank_of(const Sets& sets) const;
-  /// Slots that a step of theirs looks up: all, or the first few, which kernels do faster.
-  std::int64_t slots_of(const Sets& sets) const;
   /// [N,4], see ops::LowRankSlots::runs, of so many rows; those beyond these sets' have none. N is
   /// a power of two: one recorded step serves mixtures of about as many runs.
   at::Tensor runs(const Sets& sets, std::int64_t rows) const;
-  /// The tables as they are now, of so many slots, for runs that are filled in later.
-  nn::RowAdapters adapters(const at::Tensor& runs, std::int64_t rank, std::int64_t slots) const;
+  /// The tables as they are now, for runs that are filled in later.
+  nn::RowAdapters adapters(const at::Tensor& runs, std::int64_t rank) const;
   /// After factors may have moved.
   void forget();
 
@@ -48,7 +46,6 @@ class AdapterTables {
     std::int64_t last_used = 0;
   };
   std::int64_t find(const std::shared_ptr<const nn::AdapterSet>& set) const;
-  /// The first few, if one of them is free.
   std::int64_t free_slot() const;
   /// Returns the rank.
   std::int64_t write(std::int64_t slot, const nn::AdapterSet& set) const;

@@ -165,7 +165,7 @@ at::Tensor RecordedDecoding::run_layers(const Step& step, const Key& key,
   nn::Pass pass = model.cached_pass(step.sequences, std::move(cached));
   if (key.set != nullptr) pass.adapters = {{key.set, key.batch, {}}};
   std::optional<nn::RowAdapters> by_row;
-  if (key.rank > 0) by_row = tables_->adapters(step.runs, key.rank, key.slots);
+  if (key.rank > 0) by_row = tables_->adapters(step.runs, key.rank);
   if (by_row) pass.row_adapters = &*by_row;
   const at::Tensor hidden = placed_.pipeline->evaluate(model, step.whole.select(0, kToken), pass);
   return model.logits(model.final_norm(hidden), pass.adapters, pass.row_adapters);
@@ -247,7 +247,6 @@ RecordedDecoding::Key RecordedDecoding::key_of(const std::vector<Row>& rows,
           nullptr,
           0,
           0,
-          0,
           plain};
   if (!can_mix(sets)) {
     key.set = sets[0].get();
@@ -255,7 +254,6 @@ RecordedDecoding::Key RecordedDecoding::key_of(const std::vector<Row>& rows,
   }
   if (tables_->place(sets)) forget_steps();
   key.rank = tables_->rank_of(sets);
-  if (key.rank > 0) key.slots = tables_->slots_of(sets);
   return key;
 }
 

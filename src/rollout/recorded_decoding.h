@@ -93,7 +93,7 @@ class RecordedDecoding {
     std::int64_t batch, longest;
     const nn::AdapterSet* set;  ///< All rows'; null where they have none, or tables say which.
     std::int64_t rank;          ///< Widest of sets in tables; 0: there are none.
-    std::int64_t slots, runs;   ///< Slots and runs of such rows, see AdapterTables.
+    std::int64_t runs;          ///< Runs of such rows, see AdapterTables.
     bool draws;                 ///< Tokens are drawn in the graph.
     auto operator<=>(const Key&) const = default;
   };

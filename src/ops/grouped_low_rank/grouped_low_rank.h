@@ -29,8 +29,7 @@ using LowRankGroups = std::vector<LowRankRows>;
 /// Rows of one token each whose sets stand in tables on the device, so that a call which was
 /// recorded once serves any sets: "slots", which hold the factors' addresses.
 struct LowRankSlots {
-  static constexpr std::int64_t kMostRows = 8;   ///< A run has no more.
-  static constexpr std::int64_t kFewSlots = 64;  ///< So many are found sooner than more.
+  static constexpr std::int64_t kMostRows = 8;  ///< A run has no more.
   /// [N,4] int32: consecutive rows of one set, as slot (-1: none, no change), first row, number of
   /// rows (0: the run is none) and 0. Every row is of one run.
   at::Tensor runs;

@@ -9,7 +9,6 @@
 namespace heddle::ops::grouped_low_rank_cuda {
 
 static_assert(LowRankSlots::kMostRows == cuda::kMostSlotRows);
-static_assert(LowRankSlots::kFewSlots == cuda::kFewSlots);
 
 cuda::SlotLayers slot_layers(const LowRankSlots& slots) {
   TORCH_CHECK(slots.layers.size() <= cuda::kMostSlotLayers, "slots of ", slots.layers.size(),

@@ -19,6 +19,5 @@ struct SlotRun {
   int32_t slot, first, rows, unused;
 };
 constexpr int kMostSlotRows = 8;  ///< Rows of a run.
-constexpr int kFewSlots = 64;     ///< Of a layer, which a warp looks up at once.
 
 }  // namespace heddle::ops::cuda

@@ -93,7 +93,6 @@ struct ChangedTile : ChangesOfAnyRank<kPitch, kUnits, kSteps> {
     if (!is_maker) {
       named_sync(5, beginners + kThreads);
       if (shared.others != 0) begin(thread / 32, shared);
-      bring_rest_near(thread, shared);
     }
     for (at += parts.makers; at < parts.count; at += parts.makers) {
       const Part part = part_of(at, look_at_part(at));
@@ -127,17 +126,6 @@ struct ChangedTile : ChangesOfAnyRank<kPitch, kUnits, kSteps> {
  private:
   __device__ __forceinline__ const FewRowChange& change_of_job(int thread) const {
     return thread < kMostRuns ? sum.change : sum.up_change;
-  }
-
-  /// B that does not fit the slots at once will be asked for when some of it is multiplied.
-  __device__ __forceinline__ void bring_rest_near(int thread, Shared& shared) const {
-    const int spans = (columns + kSpan - 1) / kSpan, valid = min(columns, sum.columns - first);
-    if (shared.count * spans <= kChangers * kUnits || valid <= 0) return;
-    for (int i = thread; i < shared.count; i += kThreads) {
-      const ChangeJob& job = shared.jobs[i];
-      if (job.width > 0)
-        bring_near(job.b + int64_t{first} * job.rank, static_cast<u32>(valid * job.rank * 2));
-    }
   }
 
   /// Where all ranks are kRanks: unit u is columns of job u / spans, of warp u % kChangers.
@@ -185,29 +173,52 @@ struct ChangedTile : ChangesOfAnyRank<kPitch, kUnits, kSteps> {
         if (2 * t < count && row >= 0 && row < rows) own |= 1U << (2 * k);
         if (2 * t + 1 < count && row + 1 >= 0 && row + 1 < rows) own |= 2U << (2 * k);
       }
-      for (int depth = 0; depth < parts.depths; ++depth) {
-        ulonglong2 words[kUnits][2];
-        bool is_done;
-        do {
+      // Words of as many depths at once as registers hold; those that are not there again.
+      constexpr int kAtOnce = kUnits > 3 ? 1 : 2, kDepthWords = kMostBatchRows * kRanks;
+      for (int depth = 0; depth < parts.depths; depth += kAtOnce) {
+        ulonglong2 words[kAtOnce][kUnits][2];
+        const auto is_wanted = [&](int d, int k) {
+          return from[k] >= 0 && depth + d < parts.depths;
+        };
+        const auto is_there = [&](int d, int k) {
+          return are_of(words[d][k][0], round) && are_of(words[d][k][1], round);
+        };
+        const auto ask = [&](int d, int k) {
+          const u64* const at = parts.words + from[k] + d * kDepthWords;
+          words[d][k][0] = load_words(at);
+          words[d][k][1] = load_words(at + 2);
+        };
+#pragma unroll
+        for (int d = 0; d < kAtOnce; ++d) {
+#pragma unroll
+          for (int k = 0; k < kUnits; ++k) {
+            if (is_wanted(d, k)) ask(d, k);
+          }
+        }
+        for (bool is_done = false; !is_done;) {
           is_done = true;
 #pragma unroll
-          for (int k = 0; k < kUnits; ++k) {
-            if (from[k] < 0) continue;
-            words[k][0] = load_words(parts.words + from[k]);
-            words[k][1] = load_words(parts.words + from[k] + 2);
+          for (int d = 0; d < kAtOnce; ++d) {
+#pragma unroll
+            for (int k = 0; k < kUnits; ++k) {
+              if (!is_wanted(d, k) || is_there(d, k)) continue;
+              ask(d, k);
+              is_done = false;
+            }
           }
+        }
+#pragma unroll
+        for (int d = 0; d < kAtOnce; ++d) {
 #pragma unroll
           for (int k = 0; k < kUnits; ++k) {
-            if (from[k] >= 0 && !(are_of(words[k][0], round) && are_of(words[k][1], round)))
-              is_done = false;
+            if (!is_wanted(d, k)) continue;
+            low[k][0] += value_of(words[d][k][0].x), low[k][1] += value_of(words[d][k][0].y);
+            low[k][2] += value_of(words[d][k][1].x), low[k][3] += value_of(words[d][k][1].y);
           }
-        } while (!is_done);
+        }
 #pragma unroll
         for (int k = 0; k < kUnits; ++k) {
-          if (from[k] < 0) continue;
-          low[k][0] += value_of(words[k][0].x), low[k][1] += value_of(words[k][0].y);
-          low[k][2] += value_of(words[k][1].x), low[k][3] += value_of(words[k][1].y);
-          from[k] += kMostBatchRows * kRanks;
+          if (from[k] >= 0) from[k] += kAtOnce * kDepthWords;
         }
       }
       __syncwarp();

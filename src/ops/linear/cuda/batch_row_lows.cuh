@@ -20,6 +20,7 @@ constexpr int kStepDepth = kChangers * kFewRowDepth;  ///< Depth of a product of
 /// Steps of a part. With wide tiles CTAs would have a part more of 32 sets if there were 4; with
 /// others 5 are slower.
 constexpr int steps_of_part(int groups) { return groups > 2 ? 5 : 4; }
+constexpr int kMostSets = 64;  ///< Sets whose slots a warp looks up at once.
 
 /// How the lows of a launch are cut and where they meet.
 struct alignas(64) LowParts {
@@ -150,7 +151,7 @@ struct LowMaker {
     Found found{};
     if (parts.table == nullptr || slots == nullptr) return found;
     if (place < parts.runs) found.run = load_run(parts.table, place);
-    if (parts.sets > kFewSlots) return found;
+    if (parts.sets > kMostSets) return found;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int slot = static_cast<int>(threadIdx.x % 32) + 32 * i;
@@ -162,7 +163,7 @@ struct LowMaker {
   template <class Change>
   __device__ __forceinline__ RunOfChange run_of(const Found& found, const Change& change,
                                                 int which_layer, int place) const {
-    if (parts.table == nullptr || parts.sets == 0 || parts.sets > kFewSlots) {
+    if (parts.table == nullptr || parts.sets == 0 || parts.sets > kMostSets) {
       if (place >= parts.runs) return {};
       return few_row::run_of(p, change(), which_layer, place);
     }

@@ -129,6 +129,18 @@ struct Ring {
 /// Stages that are asked for before the changes' A, for which other CTAs' lows wait.
 constexpr int kBeforeLows = 2;
 
+/// A box of a matrix, which is read once: it leaves the L2 before what other launches left there.
+__device__ __forceinline__ void load_box_once(u32 to, const CUtensorMap* map, int x, int y,
+                                              u32 barrier) {
+  u64 policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
+      "l"(map), "r"(x), "r"(y), "r"(barrier), "l"(policy)
+      : "memory");
+}
+
 template <int kRows, int kGroups, Changes kChanges>
 __device__ __forceinline__ void load_matrix(const Work& work,
                                             const Ring<kRows, kGroups, kChanges>& ring, int i) {
@@ -136,6 +148,13 @@ __device__ __forceinline__ void load_matrix(const Work& work,
   const CUtensorMap* const map = &work.p.maps[work.p.map_of[work.which]];
   mbar_expect(ring.full(i),
               work.p.columns * kColumnBytes + Layout<kRows, kGroups, kChanges>::kRowBytes);
+  if constexpr (Layout<kRows, kGroups, kChanges>::kIsChanged) {
+    load_box_once(ring.matrix(i), map, depth, work.first, ring.full(i));
+    if (work.has_halves())
+      load_box_once(ring.matrix(i) + work.columns * kColumnBytes, map + 1, depth, work.first,
+                    ring.full(i));
+    return;
+  }
   bulk_load_box(ring.matrix(i), map, depth, work.first, ring.full(i));
   if (work.has_halves())
     bulk_load_box(ring.matrix(i) + work.columns * kColumnBytes, map + 1, depth, work.first,
@@ -263,11 +282,18 @@ __device__ __forceinline__ void multiply(const Work& work,
     for (int k = 0; k < kDepth / 16; ++k)
       wgmma_ss<0, 0>(acc, a + ((k * 32) >> 4), b + ((k * 32) >> 4), i > 0 || k > 0);
     MmaHopper::commit();
-    MmaHopper::wait<1>();
-    if (i > 0 && lane == 0) mbar_arrive(ring.empty(i - 1));
+    // At once and not behind the next block's, which may be long in coming: the place of this one
+    // is one more that is under way.
+    if constexpr (L::kIsChanged) {
+      MmaHopper::wait<0>();
+      if (lane == 0) mbar_arrive(ring.empty(i));
+    } else {
+      MmaHopper::wait<1>();
+      if (i > 0 && lane == 0) mbar_arrive(ring.empty(i - 1));
+    }
     if constexpr (!L::kHasLoader) {
-      const int next = i - 1 + L::kStages;
-      if (threadIdx.x == 0 && i > 0 && next < work.steps) load_next(work, ring, next);
+      const int next = i + L::kStages;
+      if (threadIdx.x == 0 && next < work.steps) load_next(work, ring, next);
     }
   }
   MmaHopper::wait<0>();

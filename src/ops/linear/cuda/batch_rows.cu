@@ -20,8 +20,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstdio>
-#include <cstdlib>
 #include <stdexcept>
 #include <string>
 
@@ -378,10 +376,6 @@ struct Cut {
 Cut cut_of(const std::vector<FewRowSum>& sums, bool is_changed) {
   constexpr int kWide = 3 * kGroupColumns, kUsual = 2 * kGroupColumns;
   const int all = multiprocessors(), steps = (sums[0].terms[0].depth + kDepth - 1) / kDepth;
-  if (const char* env = std::getenv("HEDDLE_CUT")) {
-    Cut cut{};
-    if (std::sscanf(env, "%d,%d", &cut.columns, &cut.split) == 2) return cut;
-  }
   // The widest that share the depth on nearly all multiprocessors, each with 16 blocks or more:
   Cut cut{kWide, 1};
   const int widest = tiles_of(sums, kWide);
@@ -403,8 +397,9 @@ Cut cut_of(const std::vector<FewRowSum>& sums, bool is_changed) {
       cut.split *= 2;
   }
   // Of wide tiles that go over all of the depth each multiprocessor gets as few columns as it can.
+  // With changes those that are left without make lows, and begin the next launch.
   constexpr int kStep = 16;
-  while (cut.split == 1 && cut.columns - kStep > kUsual &&
+  while (!is_changed && cut.split == 1 && cut.columns - kStep > kUsual &&
          tiles_of(sums, cut.columns - kStep) <= all)
     cut.columns -= kStep;
   return cut;

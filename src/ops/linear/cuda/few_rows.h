@@ -39,7 +39,7 @@ struct FewRowSlots {
   const SlotRun* runs = nullptr;
   int count = 0;
   int rank = 0;  ///< No less than any set's, a multiple of 16.
-  int sets = 0;  ///< Slots of each change, or 0, unknown; batch_rows finds kFewSlots sooner.
+  int sets = 0;  ///< Slots of each change, or 0, unknown: batch_rows finds these a little later.
 };
 
 /// y [rows,columns] = start + scale times the sum of a b^T over the terms, bf16, summed in fp32.
