@@ -28,8 +28,8 @@ constexpr auto names_of(RlRole) { return spelled("all", "trainer", "rollout"); }
 enum class UpdateMode { kRecompute, kWait, kAbort, kKeep, kPin };
 constexpr auto names_of(UpdateMode) { return spelled("recompute", "wait", "abort", "keep", "pin"); }
 
-/// What a later turn follows: what stood there before, or the conversation as the chat template
-/// renders it then.
+/// Text that a later turn follows: what stood there before, or the conversation as the chat
+/// template renders it then.
 enum class History { kAppend, kRender };
 constexpr auto names_of(History) { return spelled("append", "render"); }
 

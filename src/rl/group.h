@@ -59,7 +59,7 @@ struct Trajectory {
 struct Opening {
   std::vector<std::int32_t> tokens = {};
   std::string text = {};  ///< Decoded without special tokens.
-  /// As Prompt::messages, while the episodes run.
+  /// Its conversation, see Prompt::messages, while the episodes run.
   nlohmann::ordered_json messages = nullptr;
 };
 

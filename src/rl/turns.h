@@ -22,9 +22,10 @@ namespace heddle::rl {
 void add_turn(Trajectory& trajectory, rollout::Completion turn, bool is_own_distribution,
               std::int64_t version = -1);
 
+/// Tokens at most.
 struct Limits {
   std::int64_t tokens;   ///< For all turns and observations together.
-  std::int64_t context;  ///< What a turn follows, and the turn.
+  std::int64_t context;  ///< For a turn and all that it follows.
 };
 Limits limits_of(const config::RunConfig& config);
 
@@ -34,7 +35,7 @@ Limits limits_of(const config::RunConfig& config);
 bool add_observation(Trajectory& trajectory, const std::vector<std::int32_t>& prompt,
                      std::string text, const data::Tokenizer& tokenizer, const Limits& limits);
 
-/// As add_observation, where `history` is the whole conversation up to the next turn, rendered
+/// Does the same with the whole conversation up to the next turn, `history`, which was rendered
 /// anew. If its text begins with that of all tokens before, what it adds is appended; else the
 /// trajectory forks. `text`: the answer alone, for people.
 bool add_history(Trajectory& trajectory, const std::vector<std::int32_t>& prompt,

@@ -139,8 +139,8 @@ class Engine {
   struct Flight {
     std::vector<RequestId> ids;        ///< Sequences of all data ranks, as in its parts.
     std::vector<std::size_t> own;      ///< Places of this rank's among them.
-    std::vector<std::int64_t> places;  ///< Of each among those of its data rank.
-    std::vector<std::int64_t> rows;    ///< Of each data rank.
+    std::vector<std::int64_t> places;  ///< Row of each in its data rank's step.
+    std::vector<std::int64_t> rows;    ///< Their number on each data rank.
     std::int64_t version = 0;          ///< Weights that it reads.
     bool tells_experts = false;
     std::optional<RecordedDecoding::Told> told = {};  ///< To this rank, once read.

@@ -12,7 +12,7 @@ namespace heddle::rollout {
 /// Experts that a token chooses in all layers together; 0 for a model without.
 std::int64_t expert_width(const models::Config& config);
 
-/// What the routers of this rank chose for its rows of a pass.
+/// Experts that the routers of this rank chose for its rows of a pass.
 struct OwnExperts {
   at::Tensor chosen;                 ///< [T/tp,layers,k]; undefined: the rank has no such layer.
   std::vector<std::int64_t> layers;  ///< Numbers among the model's layers with experts.

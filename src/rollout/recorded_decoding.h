@@ -91,7 +91,7 @@ class RecordedDecoding {
     at::Tensor runs, known_runs;              ///< See AdapterTables; the second on the host.
     at::Tensor logits;                        ///< [batch,V] of the last run.
     at::Tensor told;                          ///< See ops::SampleTokens::Next, of plain draws.
-    OwnExperts experts;                       ///< Of the last run.
+    OwnExperts experts;                       ///< Chosen in the last run.
     std::unique_ptr<device::Graph> graph;
     at::Tensor exchange;  ///< Memory of ops::decode_step; undefined: the layers run one by one.
   };
@@ -114,7 +114,7 @@ class RecordedDecoding {
     std::vector<Draw> draws;              ///< Unless they are plain.
     std::vector<std::int64_t> positions;  ///< Where plain draws stand in their outputs.
     OwnExperts experts;                   ///< On their way to the host.
-    c10::Event done;                      ///< What it tells is there.
+    c10::Event done;                      ///< All that it tells is there.
   };
 
   Step make_step(const Key& key, const std::shared_ptr<const nn::AdapterSet>& set) const;

@@ -19,23 +19,6 @@ using ::testing::HasSubstr;
 
 class EnvironmentTest : public RlTest {
  protected:
-  /// Twelve rows with this meta, whose episodes the program plays.
-  config::RunConfig played(const std::string& name, const json& meta, Words more = {}) const {
-    const std::string file = (dir_ / (name + ".jsonl")).string();
-    std::ofstream rows(file);
-    for (int i = 0; i < 12; ++i)
-      rows << json{{"prompt", "say " + std::to_string(i)}, {"meta", meta}} << "\n";
-    rows.close();
-    Words all = {
-        "data.train=" + file,
-        "rl.reward.command=[]",
-        "rl.reward.environment=[" + testing::built_path("tests/reward/heddle_reward_worker") + "]",
-        "rollout.stop=[e, a]",
-        "rl.groups_every=1",
-        "train.max_steps=2"};
-    all.insert(all.end(), more.begin(), more.end());
-    return episodes(name, all);
-  }
   std::vector<json> groups(const std::string& name) const {
     std::vector<json> rows;
     std::ifstream log(dir_ / name / "groups.jsonl");

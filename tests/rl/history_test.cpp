@@ -3,15 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <fstream>
-#include <numeric>
 
 #include "rl/batch_bytes.h"
 #include "rl/experience.h"
 #include "rl/rl_fixture.h"
 #include "rl/turns.h"
 #include "testing/paths.h"
-#include "train/vocabulary.h"
 
 namespace heddle::rl {
 namespace {
@@ -142,35 +139,23 @@ TEST_F(HistoryTest, RowsOfAForkShareTheirAdvantage) {
   EXPECT_EQ(experience.step(0, 0, 1).loss_rows, 3 * all);
 }
 
-class RenderedHistoryTest : public HistoryTest {
+class RenderedHistoryTest : public RlTest {
  protected:
-  /// Episodes of two turns, in which a tool answers the first.
-  config::RunConfig played(const std::string& name, const nlohmann::json& meta, Words more) const {
-    const std::string file = (dir_ / (name + ".jsonl")).string();
-    std::ofstream rows(file);
-    for (int i = 0; i < 12; ++i)
-      rows << nlohmann::json{{"prompt", "say " + std::to_string(i)}, {"meta", meta}} << "\n";
-    rows.close();
-    Words all = {
-        "data.train=" + file,
-        "rl.reward.command=[]",
-        "rl.reward.environment=[" + testing::built_path("tests/reward/heddle_reward_worker") + "]",
-        "rollout.stop=[e, a]",
-        "rl.history=render",
-        "data.max_length=192",
-        "rollout.max_new_tokens=48",
-        "train.max_steps=2"};
+  config::RunConfig rendered(const std::string& name, const nlohmann::json& meta,
+                             const Words& more = {}) const {
+    Words all = {"rl.history=render", "data.max_length=192", "rollout.max_new_tokens=48"};
     all.insert(all.end(), more.begin(), more.end());
-    return episodes(name, all);
+    return played(name, meta, all);
   }
+  /// A tool answers the first of two turns.
+  const nlohmann::json meta_ = {{"turns", 2}, {"replies", "it rains"}};
 };
 
 TEST_F(RenderedHistoryTest, WhatWasDrawnIsTrainedAfterWhatItFollowed) {
   for (const Words& more : {Words{}, Words{"rollout.top_k=20"},
                             Words{"rl.mode=async", "rl.max_staleness=1", "optim.lr=0"}}) {
     const std::string name = more.empty() ? "plain" : more[0];
-    const Reports reports =
-        RlTest::train(played(name, {{"turns", 2}, {"replies", "it rains"}}, more));
+    const Reports reports = train(rendered(name, meta_, more));
     double forks = 0;
     for (const train::StepInfo& step : reports.steps) {
       // Log-probabilities of generation are those of the rows that training makes.
@@ -183,15 +168,7 @@ TEST_F(RenderedHistoryTest, WhatWasDrawnIsTrainedAfterWhatItFollowed) {
 }
 
 TEST_F(RenderedHistoryTest, RowsOfForksHaveTheirExperts) {
-  make_model("moe", {{"model_type", "qwen3_5_moe_text"},
-                     {"num_experts", 6},
-                     {"num_experts_per_tok", 2},
-                     {"moe_intermediate_size", 24},
-                     {"shared_expert_intermediate_size", 16},
-                     {"initializer_range", 0.3}});
-  const Reports reports =
-      RlTest::train(played("experts", {{"turns", 2}, {"replies", "it rains"}},
-                           {"model.path=" + (dir_ / "moe").string(), "rl.router_replay=r3"}));
+  const Reports reports = train(rendered("experts", meta_, with_experts({"rl.router_replay=r3"})));
   for (const train::StepInfo& step : reports.steps) {
     EXPECT_EQ(step.metrics.at("router_agreement"), 1);
     EXPECT_NEAR(step.metrics.at("mismatch_abs_max"), 0, 1e-6);
@@ -200,18 +177,17 @@ TEST_F(RenderedHistoryTest, RowsOfForksHaveTheirExperts) {
 }
 
 TEST_F(RenderedHistoryTest, EvaluationsRenderToo) {
-  const nlohmann::json meta = {{"turns", 2}, {"replies", "it rains"}};
   const Reports reports =
-      RlTest::train(played("held-out", meta,
-                           {"data.eval=" + (dir_ / "held-out.jsonl").string(), "train.eval_every=2",
-                            "optim.lr=0", "rollout.temperature=1e-6"}));
+      train(rendered("held-out", meta_,
+                     {"data.eval=" + (dir_ / "held-out.jsonl").string(), "train.eval_every=2",
+                      "optim.lr=0", "rollout.temperature=1e-6"}));
   EXPECT_DOUBLE_EQ(reports.evaluations.back().metrics.at("reward"),
                    reports.mean("reward_mean", 0, 2));
 }
 
 TEST_F(RenderedHistoryTest, ATextCannotBeRendered) {
   const std::string message = testing::message_of([&] {
-    RlTest::train(played("text", {{"turns", 3}}, {}));
+    train(rendered("text", nlohmann::json::object({{"turns", 3}})));
   });
   EXPECT_THAT(message, ::testing::HasSubstr("rl.history render renders messages"));
 }

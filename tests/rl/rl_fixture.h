@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <filesystem>
 #include <fstream>
 #include <string>
 #include <vector>
@@ -79,6 +80,38 @@ class RlTest : public TrainerTest {
         "rl.reward.command=[" + testing::built_path("tests/reward/heddle_reward_worker") + "]"};
     all.insert(all.end(), more.begin(), more.end());
     return config(name, all);
+  }
+  /// Twelve rows with this meta, whose episodes the program plays.
+  config::RunConfig played(const std::string& name, const nlohmann::json& meta,
+                           const Words& more = {}) const {
+    const std::string file = (dir_ / (name + ".jsonl")).string();
+    std::ofstream rows(file);
+    for (int i = 0; i < 12; ++i)
+      rows << nlohmann::json{{"prompt", "say " + std::to_string(i)}, {"meta", meta}} << "\n";
+    rows.close();
+    Words all = {
+        "data.train=" + file,
+        "rl.reward.command=[]",
+        "rl.reward.environment=[" + testing::built_path("tests/reward/heddle_reward_worker") + "]",
+        "rollout.stop=[e, a]",
+        "rl.groups_every=1",
+        "train.max_steps=2"};
+    all.insert(all.end(), more.begin(), more.end());
+    return episodes(name, all);
+  }
+  /// Overrides for a mixture whose random experts differ: another choice is another distribution.
+  Words with_experts(const Words& more) const {
+    if (!std::filesystem::exists(dir_ / "moe")) {
+      make_model("moe", {{"model_type", "qwen3_5_moe_text"},
+                         {"num_experts", 6},
+                         {"num_experts_per_tok", 2},
+                         {"moe_intermediate_size", 24},
+                         {"shared_expert_intermediate_size", 16},
+                         {"initializer_range", 0.3}});
+    }
+    Words all = {"model.path=" + (dir_ / "moe").string(), "model.dtype=float64"};
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
   }
   static Reports train(const config::RunConfig& config, std::int64_t stop_after = 1000) {
     std::atomic<bool> stop = false;

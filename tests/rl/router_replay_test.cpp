@@ -9,31 +9,16 @@
 namespace heddle {
 namespace {
 
-class ReplayOfExperts : public RlTest {
- protected:
-  void SetUp() override {
-    RlTest::SetUp();
-    make_model("moe", {{"model_type", "qwen3_5_moe_text"},
-                       {"num_experts", 6},
-                       {"num_experts_per_tok", 2},
-                       {"moe_intermediate_size", 24},
-                       {"shared_expert_intermediate_size", 16},
-                       // Random experts that differ: another choice is another distribution.
-                       {"initializer_range", 0.3}});
-  }
-  Words moe(Words more) const {
-    more.insert(more.begin(), {"model.path=" + (dir_ / "moe").string(), "model.dtype=float64"});
-    return more;
-  }
-};
+using ReplayOfExperts = RlTest;
 
 TEST_F(ReplayOfExperts, StandsAtTheTokensOfEveryTurn) {
   // Both sides have the same weights: by experts of other tokens they would differ.
   for (const char* method : {"full", "lora"}) {
-    const Reports reports = train(episodes(
-        std::string("turns-") + method,
-        moe({std::string("train.method=") + method, "adapter.rank=4", "rl.router_replay=r3",
-             "train.max_steps=2", "optim.lr=1e-2", "rollout.stop=[e, a]"})));
+    const Reports reports =
+        train(episodes(std::string("turns-") + method,
+                       with_experts({std::string("train.method=") + method, "adapter.rank=4",
+                                     "rl.router_replay=r3", "train.max_steps=2", "optim.lr=1e-2",
+                                     "rollout.stop=[e, a]"})));
     for (const train::StepInfo& step : reports.steps) {
       EXPECT_EQ(step.metrics.at("router_agreement"), 1) << method;
       EXPECT_NEAR(step.metrics.at("ratio_mean"), 1, 1e-7) << method;
@@ -47,7 +32,7 @@ TEST_F(ReplayOfExperts, IsOnInModeAsyncAlone) {
   const auto mismatch = [&](const std::string& name, Words more) {
     more.insert(more.begin(), {"rl.max_staleness=2", "rl.update_mode=keep", "optim.lr=3e-2",
                                "rollout.max_sequences=5", "rollout.max_new_tokens=12"});
-    const Reports reports = train(run(name, moe(more)));
+    const Reports reports = train(run(name, with_experts(more)));
     for (const train::StepInfo& step : reports.steps) {
       const double* agreement = step.metrics.find("router_agreement");
       EXPECT_EQ(agreement == nullptr, name == "off");
@@ -67,15 +52,15 @@ TEST_F(ReplayOfExperts, IsOnInModeAsyncAlone) {
 
 TEST_F(ReplayOfExperts, IsTheSameForEveryCutIntoMicroBatches) {
   expect_no_change_by_micro_batches(
-      moe({"rl.mode=async", "rl.max_staleness=2", "rl.update_mode=keep", "optim.lr=1e-2",
-           "train.max_steps=4", "rollout.max_sequences=5"}));
+      with_experts({"rl.mode=async", "rl.max_staleness=2", "rl.update_mode=keep", "optim.lr=1e-2",
+                    "train.max_steps=4", "rollout.max_sequences=5"}));
 }
 
 TEST_F(ReplayOfExperts, OfTheAnchorStaysOverTheStepsOfABatch) {
   const auto steps = [&](const std::string& name, const char* replay, Words more = {}) {
     more.insert(more.begin(), {"rl.epochs=3", "rl.old_logprobs=recompute", "train.max_steps=6",
                                "optim.lr=3e-2", std::string("rl.router_replay=") + replay});
-    return train(run(name, moe(more))).steps;
+    return train(run(name, with_experts(more))).steps;
   };
   const auto off = steps("off", "off"), r2 = steps("r2", "r2");
   ASSERT_EQ(r2.size(), 6u);
@@ -91,8 +76,8 @@ TEST_F(ReplayOfExperts, OfTheAnchorStaysOverTheStepsOfABatch) {
   EXPECT_EQ(off[0].loss, r2[0].loss);
   EXPECT_GT(std::abs(off[2].metrics.at("ratio_max") - r2[2].metrics.at("ratio_max")), 1e-6);
   expect_no_change_by_micro_batches(
-      moe({"rl.epochs=2", "rl.old_logprobs=recompute", "train.max_steps=4", "optim.lr=1e-2",
-           "rl.router_replay=r2"}));
+      with_experts({"rl.epochs=2", "rl.old_logprobs=recompute", "train.max_steps=4",
+                    "optim.lr=1e-2", "rl.router_replay=r2"}));
 }
 
 TEST_F(ReplayOfExperts, OfGenerationReachesTheAnchor) {
@@ -103,7 +88,7 @@ TEST_F(ReplayOfExperts, OfGenerationReachesTheAnchor) {
                  "optim.lr=3e-2",     "rl.old_logprobs=recompute", "rollout.max_sequences=5",
                  "train.max_steps=6", "rollout.max_new_tokens=12"};
     all.insert(all.end(), more.begin(), more.end());
-    return train(run(name, moe(all))).steps;
+    return train(run(name, with_experts(all))).steps;
   };
   const auto found = steps("several", {"rl.epochs=2", "rl.router_replay=r3"}),
              own = steps("several-own", {"rl.epochs=2", "rl.router_replay=off"});
@@ -152,7 +137,7 @@ TEST_F(ReplayOfExperts, CountsTheChoicesThatItTakes) {
   const auto steps = [&](const std::string& name, const Words& more) {
     Words all = settings;
     all.insert(all.end(), more.begin(), more.end());
-    return train(run(name, moe(all))).steps;
+    return train(run(name, with_experts(all))).steps;
   };
   for (const train::StepInfo& step : steps("r3", {"rl.router_replay=r3"})) {
     // Four groups of four, each row but for its last token, two experts in each of four layers.
@@ -178,7 +163,7 @@ TEST_F(ReplayOfExperts, OfTheAnchorIsRightWhereTokensAreOld) {
                           "rollout.max_sequences=64"};
   Words r2 = settings;
   r2.push_back("rl.router_replay=r2");
-  for (const train::StepInfo& step : train(run("anchored", moe(r2))).steps) {
+  for (const train::StepInfo& step : train(run("anchored", with_experts(r2))).steps) {
     EXPECT_EQ(step.metrics.at("router_agreement"), 1);
     EXPECT_NEAR(step.metrics.at("ratio_max"), 1, 1e-9);
   }
@@ -193,11 +178,11 @@ TEST_F(ReplayOfExperts, NeedsExperts) {
               }),
               ::testing::HasSubstr(
                   "rl.router_replay: r2 is for models with experts, and this one has none"));
-  EXPECT_THAT(testing::message_of([&] { run("bypass", moe({"rl.router_replay=r2"})); }),
+  EXPECT_THAT(testing::message_of([&] { run("bypass", with_experts({"rl.router_replay=r2"})); }),
               ::testing::HasSubstr("rl.router_replay: r2 takes the experts of the pass that finds "
                                    "the anchor: expected rl.old_logprobs recompute"));
   EXPECT_THAT(testing::message_of([&] {
-                run("both", moe({"rl.router_replay=r3", "train.router_replay=other"}));
+                run("both", with_experts({"rl.router_replay=r3", "train.router_replay=other"}));
               }),
               ::testing::HasSubstr("rl.router_replay"));
 }
