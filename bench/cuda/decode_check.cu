@@ -48,6 +48,9 @@ const std::vector<Shape> kShapes = {
     {72, {516, 516}, true, true, false},
     {64, {600, 8}, false, true, false},
     {2560, {3001}, false, true, true},
+    {256, {1024, 512, 4, 4}, false, true, false},
+    {256, {512}, false, false, false},
+    {640, {528, 24, 24, 16}, false, true, false},
 };
 
 /// Numbers at random places of these.

@@ -39,11 +39,11 @@ struct LowSlice {
 };
 
 /// Shared by the changing warps. kUnits: slots of B that a warp has.
-template <int kUnits>
+template <int kUnits, int kLowSteps>
 struct ChangeShared {
   alignas(128) unsigned char b[kChangers][kUnits][kSlotBytes];
   union {
-    LowSums making;
+    LowSums<kLowSteps> making;
     alignas(16) bf16 lows[kChangers][kMostSlices][kRunRows][kRanks];
   };
   u64 landed[kChangers][kUnits];  ///< Barriers.
@@ -83,9 +83,10 @@ __device__ __forceinline__ void bulk_copy(u32 to, const void* from, u32 bytes, u
 
 /// The columns [first, first + columns) of a sum (gated: of both its layers) for the rows
 /// [row_base, row_base + rows). kPitch: floats of a row of the changes.
-template <int kPitch, int kUnits>
-struct ChangesOfAnyRank : LowMaker {
-  using Shared = ChangeShared<kUnits>;
+template <int kPitch, int kUnits, int kLowSteps>
+struct ChangesOfAnyRank : LowMaker<kLowSteps> {
+  using Shared = ChangeShared<kUnits, kLowSteps>;
+  using LowMaker<kLowSteps>::parts;
   static constexpr int kSpan = kPitch > 192 ? 48 : 64;  ///< Columns of a warp's piece of work.
   const FewRowSum& sum;
   int which, first, columns, row_base, rows;
