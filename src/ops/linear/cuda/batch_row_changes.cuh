@@ -72,6 +72,8 @@ struct ChangedTile : ChangesOfAnyRank<kPitch, kUnits, kSteps> {
   /// the second layer follow the first one's columns. They lack the norm's factor of the row.
   /// `own`: the CTA's first part. `beginners`: the threads that call begin_changes().
   /// is_maker: of a CTA that makes lows alone.
+  /// kEarly: see LowMaker::fetch_first().
+  template <bool kEarly>
   __device__ __forceinline__ void make(int thread, const FirstPart& own, Shared& shared,
                                        int beginners, bool is_maker, float* changes) const {
     int at = first_part();
@@ -80,7 +82,7 @@ struct ChangedTile : ChangesOfAnyRank<kPitch, kUnits, kSteps> {
       if (is_maker) {
         wait_for_previous();
       } else {
-        named_sync(9, kThreads + 32);
+        named_sync(kEarly ? 9 : 6, kThreads + 32);
         mbar_wait(smem_u32(&shared.released), 0);
       }
       FewRowVector x[kSteps][1];
@@ -136,7 +138,7 @@ struct ChangedTile : ChangesOfAnyRank<kPitch, kUnits, kSteps> {
     const int log = log_of_spans(), column = (unit & ((1 << log) - 1)) * kSpan;
     if (unit >= shared.count << log) return;
     const u32 barrier = smem_u32(&shared.landed[warp][slot]);
-    const int count = min(kSpan, sum.columns - first - column);
+    const int count = min(min(kSpan, columns - column), sum.columns - first - column);
     if (count > 0) {
       const u32 bytes = static_cast<u32>(count * kRanks * 2);
       mbar_expect(barrier, bytes);
@@ -152,6 +154,7 @@ struct ChangedTile : ChangesOfAnyRank<kPitch, kUnits, kSteps> {
               all = shared.count << log;
     const u32 slots = smem_u32(shared.b[warp][0]) + g * (kRanks * 2) + t * 8,
               landed = smem_u32(&shared.landed[warp][0]), to_all = smem_u32(changes) + g * 4;
+    constexpr int kOwnSlot = slot_of(kPitch);
     int phase = 0;
     for (int base = warp; base < all; base += kChangers * kUnits, phase ^= 1) {
       // The lows of all slots' units, of which a lane has four ranks of a row.
@@ -227,7 +230,7 @@ struct ChangedTile : ChangesOfAnyRank<kPitch, kUnits, kSteps> {
         const int unit = base + k * kChangers;
         if (unit >= all) break;
         mbar_wait(landed + k * 8, phase);
-        const u32 slot = slots + k * kSlotBytes;
+        const u32 slot = slots + k * kOwnSlot;
         const int valid = columns - (unit & ((1 << log) - 1)) * kSpan;  // a multiple of 8
         const u32 x = pack_bf16(low[k][0], low[k][1]), y = pack_bf16(low[k][2], low[k][3]);
         uint2 b[kSpan / 8];

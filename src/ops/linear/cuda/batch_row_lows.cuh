@@ -275,12 +275,14 @@ struct LowMaker {
     FewRowVector a[kSteps][2];
     NormPart norm[kNorms];
   };
+  /// kEarly: the warp that asks for matrices does not wait until A is asked for by all.
+  template <bool kEarly>
   __device__ __forceinline__ void fetch_first(int thread, FirstPart& first) const {
     const int at = first_part();
     first.part = at < parts.count ? part_of(at, look_at_part(at)) : Part{};
     fetch(first.part, thread, first.a);
     for (int i = 0; i < kNorms; ++i) first.norm[i] = fetch_norm(first.part, thread + i * kThreads);
-    if (!makes_alone()) asm volatile("bar.arrive 6, %0;" ::"n"(kThreads + 32) : "memory");
+    if (kEarly && !makes_alone()) asm volatile("bar.arrive 6, %0;" ::"n"(kThreads + 32) : "memory");
   }
 
  protected:

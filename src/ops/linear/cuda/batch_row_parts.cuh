@@ -10,7 +10,8 @@
 namespace heddle::ops::cuda::batch_row {
 
 constexpr int kDepth = 64, kScalers = 4, kMostSplit = 8, kGroupColumns = 64;
-constexpr u32 kColumnBytes = kDepth * 2, kMatrixBytes = kGroupColumns * kColumnBytes;
+constexpr int kNarrowColumns = 144;  ///< Of tiles that are narrow for three groups.
+constexpr u32 kColumnBytes = kDepth * 2;
 
 /// From the first column of a multiplying warpgroup to the next one's, a multiple of 8. They have
 /// kGroupColumns each, some of which both have if a tile has fewer.
@@ -18,10 +19,9 @@ constexpr __host__ __device__ int columns_between(int columns, int groups) {
   return groups > 1 ? (columns - kGroupColumns) / (groups - 1) : 0;
 }
 
-/// How many slots a changing warp has for B where a tile has two groups. Four (kShallow) hold that
-/// of 32 sets before the lows are there; two (kDeep) leave more stages of the ring to CTAs that go
-/// over all of a large depth.
-enum class Changes { kNone, kShallow, kDeep };
+/// Whose changes a CTA has. kShallow: those of at most half of the rows, as it shares the depth;
+/// kDeep: all; kNarrow: all, in tiles of at most kNarrowColumns, which leave more to the ring.
+enum class Changes { kNone, kShallow, kDeep, kNarrow };
 
 /// kRows: of a, rounded up; kGroups: multiplying warpgroups.
 template <int kRows, int kGroups, Changes kChanges>
@@ -33,16 +33,22 @@ struct Layout {
   static constexpr bool kHasLoader = !kIsChanged || kGroups == 1;
   static constexpr int kFirstChanger = kWriters + (kHasLoader ? 32 : 0);
   static constexpr int kThreads = kFirstChanger + (kIsChanged ? kChangers * 32 : 0);
-  static constexpr int kPitch =
-      kGroups * kGroupColumns + 4;  ///< Floats of a row of the sums on the way out.
+  static constexpr int kColumns =
+      kChanges == Changes::kNarrow ? kNarrowColumns : kGroups * kGroupColumns;
+  static constexpr int kPitch = kColumns + 4;  ///< Floats of a row of the sums on the way out.
   static constexpr u32 kRowBytes = kRows * kDepth * 2;
-  static constexpr u32 kStageBytes = kGroups * kMatrixBytes + kRowBytes;
-  static constexpr int kUnits = kChanges != Changes::kShallow ? 2 : kGroups == 2 ? 4 : 3;
+  static constexpr u32 kStageBytes = kColumns * kColumnBytes + kRowBytes;
+  /// Slots of a changing warp. The ring has what they leave.
+  static constexpr int kUnits = kChanges == Changes::kNarrow                   ? 1
+                                : kChanges == Changes::kShallow && kGroups > 2 ? 3
+                                                                               : 2;
   /// Rows whose changes a CTA has: with kShallow at least two share them.
   static constexpr int kChangedRows = kChanges == Changes::kShallow ? kRows / 2 : kRows;
+  /// Changing warps ask for A before they look at their tile. With fewer groups that is slower.
+  static constexpr bool kAsksEarly = kGroups > 2;
   static constexpr int kLowSteps = steps_of_part(kGroups);
   using Changed = ChangedTile<kPitch, kUnits, kLowSteps>;
-  using Shared = ChangeShared<kUnits, kLowSteps>;
+  using Shared = ChangeShared<kUnits, kLowSteps, slot_of(kPitch)>;
   static constexpr u32 kChangeBytes =
       kIsChanged ? kChangedRows * kPitch * 4 + sizeof(Shared) + 128 : 0;
   /// Of 80 a thread, by all warps but the changing ones and by these; 0: all keep what they have.
@@ -52,7 +58,7 @@ struct Layout {
   /// An even number: a scaling warp has every second block, and so must see each use of its stages,
   /// as a barrier tells only one use from the next.
   static constexpr int kStages =
-      ((kIsChanged ? 224 : 200) * 1024 / kResident - kChangeBytes) / kStageBytes / 2 * 2;
+      ((kIsChanged ? 226 : 200) * 1024 / kResident - kChangeBytes) / kStageBytes / 2 * 2;
   static constexpr u32 kBarriers = kStages * kStageBytes;
   static constexpr u32 kSquares = (kBarriers + 3 * kStages * 8 + 15) / 16 * 16;
   static constexpr u32 kFactors = kSquares + 2 * kRows * 4;
@@ -112,7 +118,9 @@ struct Ring {
   static __device__ __forceinline__ int stage(int i) { return i % L::kStages; }
   static __device__ __forceinline__ int phase(int i) { return i / L::kStages & 1; }
   __device__ __forceinline__ u32 matrix(int i) const { return base + stage(i) * L::kStageBytes; }
-  __device__ __forceinline__ u32 rows(int i) const { return matrix(i) + kGroups * kMatrixBytes; }
+  __device__ __forceinline__ u32 rows(int i) const {
+    return matrix(i) + L::kColumns * kColumnBytes;
+  }
   __device__ __forceinline__ u32 full(int i) const { return base + L::kBarriers + stage(i) * 8; }
   __device__ __forceinline__ u32 scaled(int i) const { return full(i) + L::kStages * 8; }
   __device__ __forceinline__ u32 empty(int i) const { return full(i) + 2 * L::kStages * 8; }
@@ -129,15 +137,13 @@ struct Ring {
 /// Stages that are asked for before the changes' A, for which other CTAs' lows wait.
 constexpr int kBeforeLows = 2;
 
-/// A box of a matrix, which is read once: it leaves the L2 before what other launches left there.
+/// A box of a matrix, which is read once.
 __device__ __forceinline__ void load_box_once(u32 to, const CUtensorMap* map, int x, int y,
                                               u32 barrier) {
-  u64 policy;
-  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
       "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
-      "l"(map), "r"(x), "r"(y), "r"(barrier), "l"(policy)
+      "l"(map), "r"(x), "r"(y), "r"(barrier), "l"(read_once())
       : "memory");
 }
 

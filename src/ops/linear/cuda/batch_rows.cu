@@ -175,10 +175,12 @@ __device__ __forceinline__ void change(const Arguments& p, int thread,
   using Maker = LowMaker<L::kLowSteps>;
   typename Maker::FirstPart part;
   const Maker maker{p.few, p.lows};
-  maker.fetch_first(thread, part);
+  constexpr bool kEarly = L::kAsksEarly;
+  if constexpr (kEarly) maker.template fetch_first<true>(thread, part);
   const Work work = work_of(p);
   const auto changed = changed_of<kRows, kGroups, kChanges>(work);
-  changed.make(thread, part, shared, L::kWriters, maker.makes_alone(), sums);
+  if constexpr (!kEarly) maker.template fetch_first<false>(thread, part);
+  changed.template make<kEarly>(thread, part, shared, L::kWriters, maker.makes_alone(), sums);
   if (maker.makes_alone()) {
     if (thread == 0) changed.leave();
     return;
@@ -223,7 +225,7 @@ __global__ void __launch_bounds__(Layout<kRows, kGroups, kChanges>::kThreads,
     if (changed.makes_alone()) return;
     if (lister >= 0 && lister < L::Changed::kListers) found = changed.look_at_job(lister);
     named_sync(7, L::kFirstChanger);
-    if (warp == (L::kHasLoader ? L::kWriters / 32 : 0)) changed.say_begun();
+    if (L::kAsksEarly && warp == (L::kHasLoader ? L::kWriters / 32 : 0)) changed.say_begun();
   } else {
     __syncthreads();
   }
@@ -316,6 +318,8 @@ void launch(Arguments& p, int groups, bool is_changed, cudaStream_t stream) {
     is_changed ? launch<kRows, 1, kDeep>(p, stream) : launch<kRows, 1, kNone>(p, stream);
   else if (groups == 3 && is_changed && p.split > 1)
     launch<kRows, 3, kShallow>(p, stream);
+  else if (groups == 3 && is_changed && p.columns <= kNarrowColumns)
+    launch<kRows, 3, Changes::kNarrow>(p, stream);
   else if (groups == 3)
     is_changed ? launch<kRows, 3, kDeep>(p, stream) : launch<kRows, 3, kNone>(p, stream);
   else if (!is_changed)
@@ -397,9 +401,8 @@ Cut cut_of(const std::vector<FewRowSum>& sums, bool is_changed) {
       cut.split *= 2;
   }
   // Of wide tiles that go over all of the depth each multiprocessor gets as few columns as it can.
-  // With changes those that are left without make lows, and begin the next launch.
   constexpr int kStep = 16;
-  while (!is_changed && cut.split == 1 && cut.columns - kStep > kUsual &&
+  while (cut.split == 1 && cut.columns - kStep > kUsual &&
          tiles_of(sums, cut.columns - kStep) <= all)
     cut.columns -= kStep;
   return cut;
