@@ -120,6 +120,22 @@ class Checker {
            fmt::format("{} leaves no room for a prompt in data.max_length {}",
                        c_.rollout.max_new_tokens, c_.data.max_length));
     }
+    if (c_.data.truncation == data::Truncation::kSplit) {
+      fail(
+          "data.truncation",
+          "split makes several rows of one, and a prompt is one: expected auto (a longer prompt is "
+          "an error), drop, keep_start or keep_end");
+    }
+    if (rl.history == History::kRender && (c_.data.truncation == data::Truncation::kKeepStart ||
+                                           c_.data.truncation == data::Truncation::kKeepEnd)) {
+      fail("data.truncation",
+           "rl.history render renders whole conversations: expected auto (a longer prompt is an "
+           "error) or drop");
+    }
+    for (const std::string& stop : c_.rollout.stop) {
+      if (stop.empty())
+        fail("rollout.stop", "an empty text ends nothing: expected at least a byte");
+    }
     const int sources = !rl.reward.verifiers.empty() + !rl.reward.command.empty() +
                         !rl.reward.url.empty() + !rl.reward.environment.empty();
     if (sources != 1) {
