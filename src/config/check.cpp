@@ -11,6 +11,7 @@
 
 #include "base/errors.h"
 #include "base/quote.h"
+#include "base/secret.h"
 #include "base/text.h"
 #include "config/field.h"
 #include "config/objective.h"
@@ -120,12 +121,6 @@ class Checker {
            fmt::format("{} leaves no room for a prompt in data.max_length {}",
                        c_.rollout.max_new_tokens, c_.data.max_length));
     }
-    if (c_.data.truncation == data::Truncation::kSplit) {
-      fail(
-          "data.truncation",
-          "split makes several rows of one, and a prompt is one: expected auto (a longer prompt is "
-          "an error), drop, keep_start or keep_end");
-    }
     if (rl.history == History::kRender && (c_.data.truncation == data::Truncation::kKeepStart ||
                                            c_.data.truncation == data::Truncation::kKeepEnd)) {
       fail("data.truncation",
@@ -142,6 +137,10 @@ class Checker {
       fail("rl.reward",
            fmt::format("expected 1 of verifiers, command, url and environment, not {}", sources));
     }
+    const std::string& url = rl.reward.url;
+    if (!url.empty() && !url.starts_with("http://") && !url.starts_with("https://"))
+      fail("rl.reward.url",
+           fmt::format("expected http:// or https://, found '{}'", text::without_password(url)));
     if (rl.samples_per_group == 1 &&
         rl.algorithm.advantage != objective::Advantage::kReinforcePlusPlus && !rl.has_critic()) {
       fail("rl.samples_per_group",

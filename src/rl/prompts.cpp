@@ -196,7 +196,12 @@ void Prompts::read(const std::string& path, const config::RunConfig& config,
         continue;
       }
       prompt.text = tokenizer_.decode(prompt.tokens, /*skip_special_tokens=*/true);
-      if (judge != nullptr) require_judgeable(*judge, prompt);
+      if (judge != nullptr) {
+        require_judgeable(*judge, prompt);
+        const bool is_unread =
+            row.contains("verifier") && !config.rl.reward.verifiers.contains("row");
+        if (is_unread && unread_verifier_.empty()) unread_verifier_ = named;
+      }
       rows_.push_back(std::move(prompt));
       ++report_.rows;
       hasher.add(line);

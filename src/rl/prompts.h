@@ -61,6 +61,9 @@ class Prompts {
   std::int64_t per_epoch() const { return per_epoch_; }
   /// The row at a place in the stream of all epochs.
   std::int64_t index_of(std::int64_t cursor) const;
+  /// File and line of the first row that names a verifier, where rl.reward.verifiers does not look
+  /// for one (verifier row); empty: none does.
+  const std::string& unread_verifier() const { return unread_verifier_; }
   /// Fates of all rows that were read.
   const data::DatasetReport& report() const { return report_; }
   /// Hash of rows and order: a run that goes on must find the same.
@@ -92,6 +95,7 @@ class Prompts {
   std::vector<data::FileRows> files_;
   std::int64_t per_epoch_ = 0;
   data::DatasetReport report_;
+  std::string unread_verifier_;
   std::string key_;
   std::uint64_t seed_;
   bool shuffles_;

@@ -49,7 +49,13 @@ data::LoaderInfo loader_info(const config::RunConfig& config, const Prompts& pro
 /// Fates of the rows that are no prompts as they are.
 std::string left_out(const Prompts& prompts) { return prompts.report().left_out(); }
 
-void warn_of_bad_rows(const Prompts& prompts) {
+void warn_of_rows(const Prompts& prompts) {
+  if (!prompts.unread_verifier().empty()) {
+    log::warning(
+        "{}: the row names a verifier, which rl.reward.verifiers does not look for: 'row: 1' there "
+        "takes each row's",
+        prompts.unread_verifier());
+  }
   for (const std::string& example : prompts.report().bad_examples)
     log::warning("skipped (data.on_bad_line): {}", example);
 }
@@ -104,8 +110,8 @@ Steps::Steps(const config::RunConfig& config, train::Setup& setup, objective::Po
                                                 fmt::format("{} prompts", prompts_.size()))});
   }
   if (is_first_rank()) {
-    warn_of_bad_rows(prompts_);
-    warn_of_bad_rows(held_out_);
+    warn_of_rows(prompts_);
+    warn_of_rows(held_out_);
   }
   if (config.rl.replays_experts()) {
     const std::int64_t width = rollout::expert_width(setup.placed.model->config());

@@ -148,7 +148,7 @@ TEST_F(PromptsTest, LongPromptsAreErrorsLeftOutOrCut) {
     EXPECT_EQ(kept.report().truncated, 1);
   }
   EXPECT_THAT(testing::message_of([&] { cut("split", 64); }),
-              HasSubstr("data.truncation: split makes several rows of one"));
+              HasSubstr("data.truncation: split is for single texts"));
 }
 
 }  // namespace
