@@ -133,8 +133,11 @@ Steps::Steps(const config::RunConfig& config, train::Setup& setup, objective::Po
 }
 
 std::string Steps::summary() const {
+  const std::string per_epoch = prompts_.per_epoch() == prompts_.size()
+                                    ? ""
+                                    : fmt::format(" ({} an epoch)", prompts_.per_epoch());
   std::string line =
-      fmt::format("{} prompts, {} tokens{}", prompts_.size(),
+      fmt::format("{} prompts{}, {} tokens{}", prompts_.size(), per_epoch,
                   text::format_count(static_cast<double>(prompts_.tokens())), left_out(prompts_));
   if (has_evaluation())
     line += fmt::format("; {} held out{}", held_out_.size(), left_out(held_out_));
