@@ -361,6 +361,8 @@ TEST(Body, UndoesEncodingsWithinTheLimit) {
     for (std::size_t cut = 0; cut < encode(text).size(); ++cut)
       EXPECT_EQ(status_of_body(encode(text).substr(0, cut), encoding), 400) << encoding << cut;
     EXPECT_EQ(status_of_body("nonsense", encoding), 400);
+    EXPECT_EQ(decoded_body(encode("one ") + encode("two"), encoding, 1000), "one two");
+    EXPECT_EQ(status_of_body(encode("one ") + "rest", encoding), 400) << encoding;
   }
   EXPECT_EQ(status_of_body("x", "br"), 415);
   EXPECT_EQ(decoded_body("x", "identity", 1000), "x");
