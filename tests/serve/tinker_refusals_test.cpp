@@ -57,7 +57,7 @@ TEST(TinkerRefusals, ARunGoesOnAfterARequestThatWasRefused) {
   // One that is refused while those after it have come, and wait.
   const json late = caller.post("forward_backward", ApiClient::work(run, 7, {1}));
   refused("save_weights_for_sampler", saved(run, 6, {{"kind", "inflight"}}), 400);
-  EXPECT_THAT(caller.wait(late).dump(), HasSubstr("loss:sum"));
+  EXPECT_THAT(caller.wait(late).get<std::string>(), HasSubstr("loss:sum"));
 }
 
 TEST(TinkerRefusals, ANumberIsTakenAgainUntilALaterOneHasCome) {
