@@ -11,6 +11,7 @@
 
 #include "base/errors.h"
 #include "base/quote.h"
+#include "base/secret.h"
 #include "base/text.h"
 #include "config/field.h"
 #include "config/objective.h"
@@ -120,12 +121,26 @@ class Checker {
            fmt::format("{} leaves no room for a prompt in data.max_length {}",
                        c_.rollout.max_new_tokens, c_.data.max_length));
     }
+    if (rl.history == History::kRender && (c_.data.truncation == data::Truncation::kKeepStart ||
+                                           c_.data.truncation == data::Truncation::kKeepEnd)) {
+      fail("data.truncation",
+           "rl.history render renders whole conversations: expected auto (a longer prompt is an "
+           "error) or drop");
+    }
+    for (const std::string& stop : c_.rollout.stop) {
+      if (stop.empty())
+        fail("rollout.stop", "an empty text ends nothing: expected at least a byte");
+    }
     const int sources = !rl.reward.verifiers.empty() + !rl.reward.command.empty() +
                         !rl.reward.url.empty() + !rl.reward.environment.empty();
     if (sources != 1) {
       fail("rl.reward",
            fmt::format("expected 1 of verifiers, command, url and environment, not {}", sources));
     }
+    const std::string& url = rl.reward.url;
+    if (!url.empty() && !url.starts_with("http://") && !url.starts_with("https://"))
+      fail("rl.reward.url",
+           fmt::format("expected http:// or https://, found '{}'", text::without_password(url)));
     if (rl.samples_per_group == 1 &&
         rl.algorithm.advantage != objective::Advantage::kReinforcePlusPlus && !rl.has_critic()) {
       fail("rl.samples_per_group",

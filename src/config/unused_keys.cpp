@@ -27,7 +27,9 @@ void note_policy_keys(const RunConfig& config, Note&& note) {
     return;
   }
   note("train.global_batch_size", "rl.groups_per_step decides");
-  note("data.truncation", "completions end at rollout.max_new_tokens");
+  note("data.format", "rows have a prompt or messages (data.fields)");
+  note("data.loss_on", "what the policy draws is trained");
+  note("data.cache_dir", "prompts are read anew");
   if (config.rl.mode == RlMode::kSync) {
     for (const char* key : {"rl.max_staleness", "rl.stale_policy", "rl.stale_attempts",
                             "rl.update_mode", "rl.max_inflight_groups"})

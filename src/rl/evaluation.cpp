@@ -1,8 +1,11 @@
 // Completions of data.eval.
 #include <algorithm>
+#include <map>
+#include <string>
 #include <utility>
 
 #include "base/errors.h"
+#include "base/log.h"
 #include "rl/steps.h"
 #include "rl/turns.h"
 #include "rollout/answers.h"
@@ -14,10 +17,28 @@ namespace {
 /// The one trajectory of a group in evaluation.
 constexpr std::size_t kOnly = 0;
 
+/// By prompt why it has no reward: a program, a server or an environment failed. The mean is that
+/// of the others. Throws Error where there are none.
+void report_failures(const std::map<std::int64_t, std::string>& failed, const Prompts& prompts,
+                     bool is_first_rank) {
+  if (failed.empty()) return;
+  const auto& [index, why] = *failed.begin();
+  const std::string& place = prompts.row(index).place;
+  if (std::ssize(failed) == prompts.size()) {
+    throw_error<Error>("data.eval: none of the {} prompts has a reward; {}: {}", prompts.size(),
+                       place, why);
+  }
+  if (is_first_rank) {
+    log::warning("data.eval: {} of {} prompts have no reward and are left out of its means; {}: {}",
+                 failed.size(), prompts.size(), place, why);
+  }
+}
+
 }  // namespace
 
-void Steps::open_episodes(std::vector<Group>& groups) {
-  if (!judge_.has_episodes()) return;
+std::map<std::int64_t, std::string> Steps::open_episodes(std::vector<Group>& groups) {
+  std::map<std::int64_t, std::string> failed;
+  if (!judge_.has_episodes()) return failed;
   for (const Group& group : groups) {
     judge_.open(held_out_.row(group.row), group, kOnly,
                 rollout::seed_of_row(config_.train.seed, static_cast<std::uint64_t>(group.row)));
@@ -32,22 +53,24 @@ void Steps::open_episodes(std::vector<Group>& groups) {
             held_out_.opening(verdict.cursor, prompt);
       }
     } catch (const DataError& error) {
-      throw_error<Error>("data.eval, prompt {}: its episode does not begin: {}", verdict.cursor + 1,
-                         error.what());
+      failed[verdict.cursor] = fmt::format("its episode does not begin: {}", error.what());
     }
   }
+  return failed;
 }
 
 train::Evaluation Steps::evaluate() {
   std::vector<Group> groups(static_cast<std::size_t>(held_out_.size()));
-  std::vector<std::size_t> active;
   for (std::size_t i = 0; i < groups.size(); ++i) {
     groups[i].cursor = groups[i].row = static_cast<std::int64_t>(i);
     groups[i].trajectories.resize(1);
-    active.push_back(i);
   }
   const Limits limits = limits_of(config_);
-  open_episodes(groups);
+  std::map<std::int64_t, std::string> failed = open_episodes(groups);
+  std::vector<std::size_t> active;
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    if (!failed.contains(groups[i].row)) active.push_back(i);
+  }
   while (!active.empty()) {
     std::vector<rollout::Request> requests;
     for (const std::size_t i : active) {
@@ -76,7 +99,8 @@ train::Evaluation Steps::evaluate() {
     for (const Verdict& verdict : judge_.take(/*waits=*/true)) {
       const reward::Score& score = verdict.score;
       if (score.error) {
-        throw_error<Error>("data.eval, prompt {}: no reward: {}", verdict.cursor + 1, *score.error);
+        failed[verdict.cursor] = *score.error;
+        continue;
       }
       const auto place = static_cast<std::size_t>(verdict.cursor);
       if (take_verdict(groups[place], verdict, held_out_, *setup_.tokenizer, limits))
@@ -84,9 +108,11 @@ train::Evaluation Steps::evaluate() {
     }
     active = std::move(go_on);
   }
+  report_failures(failed, held_out_, is_first_rank());
   std::vector<double> rewards, lengths;
   for (const Group& group : groups) {
     if (judge_.has_episodes()) judge_.close(group);
+    if (failed.contains(group.row)) continue;
     rewards.push_back(group.trajectories[0].reward);
     lengths.push_back(static_cast<double>(group.trajectories[0].sampled_tokens()));
   }

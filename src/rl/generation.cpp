@@ -32,7 +32,7 @@ constexpr std::int64_t kMostFailures = 8;
 /// Epochs have an end, a number of steps takes what it needs.
 std::int64_t end_of(const config::RunConfig& config, const Prompts& prompts) {
   return config.train.max_steps > 0 ? std::numeric_limits<std::int64_t>::max()
-                                    : prompts.size() * config.train.epochs;
+                                    : prompts.per_epoch() * config.train.epochs;
 }
 
 }  // namespace
@@ -380,7 +380,8 @@ void Generation::finish(std::int64_t cursor, const std::optional<std::string>& e
       throw_error<Error>("rl.reward: none of the last {} prompts could be judged; the last one: {}",
                          failed_in_a_row_, *error);
     }
-    log::warning("prompt {}: no reward ({}); the group is left out", cursor, *error);
+    log::warning("{}: no reward ({}); the group is left out", prompts_.row(group.row).place,
+                 *error);
     reject(Rejection::kFailed);
     return;
   }
@@ -432,10 +433,11 @@ void Generation::give_up(const Tried& group) {
   if (group.attempt + 1 < config_.rl.stale_attempts) return issue_again(group);
   if (is_first_rank()) {
     log::warning(
-        "prompt {}: its completions get older than rl.max_staleness {} and are dropped, the last "
+        "{}: the prompt's completions get older than rl.max_staleness {} and are dropped, the last "
         "of {} attempts (rl.stale_attempts) after {} tokens; the prompt is left out. To train "
         "on it raise rl.max_staleness, set rl.stale_policy wait, or lower rollout.max_new_tokens",
-        group.cursor, config_.rl.staleness(), config_.rl.stale_attempts, group.tokens);
+        prompts_.row(prompts_.index_of(group.cursor)).place, config_.rl.staleness(),
+        config_.rl.stale_attempts, group.tokens);
   }
   news_.fates.push_back({.kind = Fate::Kind::kRejected,
                          .dispatch = {.cursor = group.cursor},

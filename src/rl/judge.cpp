@@ -11,47 +11,10 @@
 #include "base/json.h"
 #include "reward/environment.h"
 #include "reward/wire.h"
+#include "rl/reward_options.h"
 
 namespace heddle::rl {
 namespace {
-
-reward::RewardOptions options_of(const config::RlReward& section) {
-  reward::RewardOptions options;
-  for (const auto& [name, weight] : section.verifiers) {
-    reward::Part part{.verifier = name, .weight = weight};
-    if (const auto found = section.parameters.find(name); found != section.parameters.end())
-      part.parameters = json::parse_as<ConfigError>(found->second, "rl.reward.parameters." + name);
-    options.verifiers.push_back(std::move(part));
-  }
-  for (const auto& [name, text] : section.parameters) {
-    if (!section.verifiers.contains(name))
-      throw_error<ConfigError>("rl.reward.parameters.{}: rl.reward.verifiers has no '{}'", name,
-                               name);
-  }
-  if (section.failed && !section.verifiers.empty()) {
-    throw ConfigError(
-        "rl.reward.failed: is for a program, a server or an environment (rl.reward.command, url, "
-        "environment); "
-        "verifiers judge every row that has what they compare with");
-  }
-  options.combine = section.combine;
-  options.process.workers = section.workers;
-  options.process.timeout_s = options.http.timeout_s = section.timeout_s;
-  options.process.failed = options.http.failed = section.failed;
-  options.process.memory_bytes = section.memory_bytes;
-  options.process.cpu_seconds = section.cpu_seconds;
-  options.environment = options.process;
-  options.process.command = section.command;
-  options.environment.key = "rl.reward.environment";
-  options.environment.command = section.environment;
-  options.http.url = section.url;
-  options.http.token = section.token;
-  options.http.batch = section.batch;
-  options.http.concurrency = section.concurrency;
-  options.http.retries = section.retries;
-  options.http.backoff_s = section.backoff_s;
-  return options;
-}
 
 /// The wait of one take(), after which all ranks meet again.
 constexpr std::chrono::milliseconds kWait{50};
@@ -91,7 +54,7 @@ Verdict from_json(const Json& v) {
 bool answers_turns(const config::RlReward& section) {
   if (section.verifiers.empty()) return true;
   const std::vector<std::string> tasks = reward::task_names();
-  return std::ranges::any_of(options_of(section).verifiers, [&](const reward::Part& part) {
+  return std::ranges::any_of(reward_options(section).verifiers, [&](const reward::Part& part) {
     return std::ranges::find(tasks, part.verifier) != tasks.end() &&
            reward::make_task(part.verifier, part.parameters,
                              "rl.reward.parameters." + part.verifier)
@@ -111,7 +74,7 @@ Judge::Judge(const config::RunConfig& config, const data::Tokenizer& tokenizer, 
       renders_history_(config.rl.history == config::History::kRender) {
   if (everybody_.rank() != 0) return;
   const config::RlReward& section = config.rl.reward;
-  const reward::RewardOptions options = options_of(section);
+  const reward::RewardOptions options = reward_options(section);
   if (may_answer_ && section.verifiers.empty())
     dialogue_ = std::make_unique<Dialogue>(config, tokenizer);
   if (!section.verifiers.empty()) {

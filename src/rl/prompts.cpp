@@ -1,6 +1,7 @@
 #include "rl/prompts.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <string_view>
 
@@ -12,6 +13,7 @@
 #include "data/readers/record_reader.h"
 #include "data/rendering/renderer.h"
 #include "reward/verifiers.h"
+#include "rl/reward_options.h"
 
 namespace heddle::rl {
 namespace {
@@ -97,6 +99,23 @@ Json meta_of(const Json& row, const config::DataFields& fields) {
   return meta;
 }
 
+/// Verifiers that every row is shown to before the run begins; null where a program, a server or an
+/// environment judges.
+std::unique_ptr<reward::Reward> judge_of_rows(const config::RlReward& section) {
+  if (section.verifiers.empty()) return nullptr;
+  reward::RewardOptions options = reward_options(section);
+  // A product of parts may be no number because of the completion.
+  options.combine = reward::Combine::kSum;
+  return reward::make_reward(options);
+}
+
+void require_judgeable(reward::Reward& judge, const Prompt& prompt) {
+  const reward::Sample sample{
+      .id = prompt.place, .prompt = prompt.text, .truth = prompt.truth, .meta = prompt.meta};
+  const reward::Score score = judge.score({&sample, 1}).front();
+  if (score.error) throw_error<DataError>("no completion could be judged: {}", *score.error);
+}
+
 }  // namespace
 
 Prompts::Prompts(const config::RunConfig& config, train::DataPart part,
@@ -105,6 +124,7 @@ Prompts::Prompts(const config::RunConfig& config, train::DataPart part,
       max_length_(config.data.max_length),
       max_new_tokens_(config.rollout.max_new_tokens),
       renders_history_(config.rl.history == config::History::kRender),
+      truncation_(config.data.truncation),
       seed_(config.train.seed),
       shuffles_(config.data.shuffle) {
   const data::DatasetOptions options = train::dataset_options(config, part);
@@ -113,43 +133,121 @@ Prompts::Prompts(const config::RunConfig& config, train::DataPart part,
   reader_ = options.reader;
   renderer_ = std::make_unique<data::Renderer>(tokenizer, options.rendering);
   has_template_ = !options.rendering.chat_template.empty() || tokenizer.chat_template().has_value();
+  const std::unique_ptr<reward::Reward> judge = judge_of_rows(config.rl.reward);
   hash::Hasher hasher;
   for (const data::DataFile& file : options.files) {
-    const auto records = data::RecordReader::open(file.path);
-    std::string line;
-    while (records->next(line)) {
-      const data::Place place{records->name(), records->line()};
-      const Json value = data::parse_json_line(line, place, options.reader);
-      Prompt prompt;
-      try {
-        prompt.tokens = tokenize(value);
-        prompt.truth = truth_of(value, config);
-        prompt.meta = meta_of(value, config.data.fields);
-        prompt.tools = value_at(value, config.data.fields.tools);
-        prompt.messages = conversation_of(value);
-      } catch (const DataError& error) {
-        throw_error<DataError>("{}:{}: {}", place.file, place.line, error.what());
+    const std::int64_t first = size();
+    read(file.path, config, options, judge.get(), hasher);
+    files_.push_back({first, size() - first, options.takes_held_out ? 1 : file.weight});
+    if (file.weight != 1) hasher.add(fmt::format("{} {}", size() - first, file.weight));
+  }
+  if (rows_.empty()) {
+    if (options.takes_held_out) {
+      throw_error<DataError>("data.eval: the share {} of data.train has no row{}", options.held_out,
+                             report_.left_out());
+    }
+    throw_error<DataError>("{}: there is no row{}", options.files_key, report_.left_out());
+  }
+  per_epoch_ = std::ssize(data::rows_of_epoch(files_, seed_, 0));
+  if (per_epoch_ == 0)
+    throw_error<DataError>("{}: the weights of the files leave no row in an epoch",
+                           options.files_key);
+  key_ = hasher.add(std::to_string(seed_)).add(shuffles_ ? "shuffled" : "in order").hex();
+}
+
+void Prompts::read(const std::string& path, const config::RunConfig& config,
+                   const data::DatasetOptions& options, reward::Reward* judge,
+                   hash::Hasher& hasher) {
+  const auto records = data::RecordReader::open(path, options.reader.max_line_bytes);
+  std::string line;
+  const auto bad = [&](const std::string& message) {
+    if (options.bad_rows == data::BadRowPolicy::kError) throw DataError(message);
+    data::DatasetReport one;
+    one.bad_rows = 1;
+    one.bad_examples = {message};
+    report_.add(one);
+  };
+  while (true) {
+    try {
+      if (!records->next(line)) break;
+    } catch (const data::UnusableRow& error) {
+      ++report_.lines;
+      bad(error.what());
+      continue;
+    }
+    const bool is_of_other_part =
+        options.held_out > 0 && data::is_held_out(line, options.held_out) != options.takes_held_out;
+    if (is_of_other_part) continue;
+    ++report_.lines;
+    const data::Place place{records->name(), records->line()};
+    const std::string named = fmt::format("{}:{}", place.file, place.line);
+    Json row;
+    try {
+      row = data::parse_json_line(line, place, options.reader);
+    } catch (const DataError& error) {
+      bad(error.what());
+      continue;
+    }
+    try {
+      Prompt prompt = prompt_of(row, config);
+      prompt.place = named;
+      if (!fit(prompt.tokens)) {
+        ++report_.dropped_long;
+        continue;
       }
-      prompt.text = tokenizer.decode(prompt.tokens, /*skip_special_tokens=*/true);
-      hasher.add(line);
+      prompt.text = tokenizer_.decode(prompt.tokens, /*skip_special_tokens=*/true);
+      if (judge != nullptr) {
+        require_judgeable(*judge, prompt);
+        const bool is_unread =
+            row.contains("verifier") && !config.rl.reward.verifiers.contains("row");
+        if (is_unread && unread_verifier_.empty()) unread_verifier_ = named;
+      }
       rows_.push_back(std::move(prompt));
+      ++report_.rows;
+      hasher.add(line);
+    } catch (const DataError& error) {
+      bad(fmt::format("{}: {}", named, error.what()));
     }
   }
-  if (rows_.empty()) throw_error<DataError>("{}: there is no row", options.files_key);
-  key_ = hasher.add(std::to_string(seed_)).add(shuffles_ ? "shuffled" : "in order").hex();
+  report_.blank_lines += records->blank_lines();
+}
+
+Prompt Prompts::prompt_of(const Json& row, const config::RunConfig& config) const {
+  Prompt prompt;
+  prompt.tokens = tokenize(row);
+  prompt.truth = truth_of(row, config);
+  prompt.meta = meta_of(row, config.data.fields);
+  prompt.tools = value_at(row, config.data.fields.tools);
+  prompt.messages = conversation_of(row);
+  return prompt;
+}
+
+bool Prompts::fit(std::vector<std::int32_t>& tokens) {
+  const std::int64_t longest = max_length_ - max_new_tokens_;
+  if (std::ssize(tokens) <= longest) return true;
+  if (truncation_ == data::Truncation::kDrop) return false;
+  if (truncation_ == data::Truncation::kAuto) require_fit(std::ssize(tokens));
+  ++report_.truncated;
+  report_.cut_tokens += std::ssize(tokens) - longest;
+  if (truncation_ == data::Truncation::kKeepEnd)
+    tokens.erase(tokens.begin(), tokens.end() - longest);
+  tokens.resize(static_cast<std::size_t>(longest));
+  return true;
+}
+
+void Prompts::require_fit(std::int64_t tokens) const {
+  const std::int64_t longest = max_length_ - max_new_tokens_;
+  if (tokens <= longest) return;
+  throw_error<DataError>(
+      "the prompt has {} tokens: expected at most {}, data.max_length {} less "
+      "rollout.max_new_tokens {}",
+      tokens, longest, max_length_, max_new_tokens_);
 }
 
 std::vector<std::int32_t> Prompts::tokenize(const Json& row) const {
   std::vector<std::int32_t> tokens =
       renderer_->tokenize_prompt(row_of(row, reader_, has_template_));
   if (tokens.empty()) throw DataError("the prompt has no token");
-  const std::int64_t longest = max_length_ - max_new_tokens_;
-  if (std::ssize(tokens) > longest) {
-    throw_error<DataError>(
-        "the prompt has {} tokens: expected at most {}, data.max_length {} less "
-        "rollout.max_new_tokens {}",
-        tokens.size(), longest, max_length_, max_new_tokens_);
-  }
   return tokens;
 }
 
@@ -158,6 +256,7 @@ Opening Prompts::opening(std::int64_t row, const Json& prompt) const {
   const Json& tools = this->row(row).tools;
   if (!tools.is_null()) object[reader_.fields.tools] = tools;
   Opening opening{.tokens = tokenize(object)};
+  require_fit(std::ssize(opening.tokens));
   opening.text = tokenizer_.decode(opening.tokens, /*skip_special_tokens=*/true);
   opening.messages = conversation_of(object);
   return opening;
@@ -187,23 +286,33 @@ std::vector<std::int32_t> Prompts::history(const Group& group, const Json& messa
 }
 
 std::int64_t Prompts::index_of(std::int64_t cursor) const {
-  const std::int64_t epoch = cursor / size();
-  if (!shuffles_) return cursor % size();
+  const std::int64_t epoch = cursor / per_epoch_;
   if (epoch != epoch_) {
     epoch_ = epoch;
-    order_.resize(rows_.size());
-    std::iota(order_.begin(), order_.end(), 0);
-    const CounterRng rng(seed_, fmt::format("prompts/epoch/{}", epoch));
-    std::ranges::sort(order_, {},
-                      [&](std::int64_t row) { return rng.bits(static_cast<std::uint64_t>(row)); });
+    order_ = data::rows_of_epoch(files_, seed_, epoch);
+    if (shuffles_) {
+      const CounterRng rng(seed_, fmt::format("prompts/epoch/{}", epoch));
+      std::vector<std::int64_t> places(order_.size());
+      std::iota(places.begin(), places.end(), 0);
+      std::ranges::sort(places, {}, [&](std::int64_t place) {
+        return rng.bits(static_cast<std::uint64_t>(place));
+      });
+      for (std::int64_t& place : places) place = order_[static_cast<std::size_t>(place)];
+      order_ = std::move(places);
+    }
   }
-  return order_[static_cast<std::size_t>(cursor % size())];
+  return order_[static_cast<std::size_t>(cursor % per_epoch_)];
 }
 
 std::int64_t Prompts::tokens() const {
-  std::int64_t sum = 0;
-  for (const Prompt& row : rows_) sum += std::ssize(row.tokens);
-  return sum;
+  double sum = 0;
+  for (const data::FileRows& file : files_) {
+    std::int64_t of_file = 0;
+    for (std::int64_t row = file.first; row < file.first + file.rows; ++row)
+      of_file += std::ssize(this->row(row).tokens);
+    sum += file.weight * static_cast<double>(of_file);
+  }
+  return std::llround(sum);
 }
 
 }  // namespace heddle::rl

@@ -31,19 +31,33 @@ at::Tensor tensor_of(const std::string& bytes) {
 data::LoaderInfo loader_info(const config::RunConfig& config, const Prompts& prompts) {
   data::LoaderInfo info;
   const std::int64_t groups = config.rl.groups_per_step;
-  info.sequences_per_epoch = prompts.size() * config.rl.samples_per_group;
-  info.rows_per_epoch = prompts.size();
+  info.sequences_per_epoch = prompts.per_epoch() * config.rl.samples_per_group;
+  info.rows_per_epoch = prompts.per_epoch();
   info.tokens_per_epoch = prompts.tokens();
   // Batches are whole numbers of steps, but for the last.
   const auto steps = [&](std::int64_t rows) {
     return (rows + groups - 1) / groups * config.rl.epochs;
   };
-  info.steps_per_epoch = steps(prompts.size());
+  info.steps_per_epoch = steps(prompts.per_epoch());
   info.total_steps = config.train.max_steps > 0 ? config.train.max_steps
-                                                : steps(prompts.size() * config.train.epochs);
+                                                : steps(prompts.per_epoch() * config.train.epochs);
   info.mean_row_tokens = static_cast<double>(config.rl.samples_per_group) *
                          static_cast<double>(config.data.max_length);
   return info;
+}
+
+/// Fates of the rows that are no prompts as they are.
+std::string left_out(const Prompts& prompts) { return prompts.report().left_out(); }
+
+void warn_of_rows(const Prompts& prompts) {
+  if (!prompts.unread_verifier().empty()) {
+    log::warning(
+        "{}: the row names a verifier, which rl.reward.verifiers does not look for: 'row: 1' there "
+        "takes each row's",
+        prompts.unread_verifier());
+  }
+  for (const std::string& example : prompts.report().bad_examples)
+    log::warning("skipped (data.on_bad_line): {}", example);
 }
 
 files::Path ledger_file(const config::RunConfig& config) {
@@ -95,6 +109,10 @@ Steps::Steps(const config::RunConfig& config, train::Setup& setup, objective::Po
                             {comm::content_fact("data.train", prompts_.key(),
                                                 fmt::format("{} prompts", prompts_.size()))});
   }
+  if (is_first_rank()) {
+    warn_of_rows(prompts_);
+    warn_of_rows(held_out_);
+  }
   if (config.rl.replays_experts()) {
     const std::int64_t width = rollout::expert_width(setup.placed.model->config());
     if (width == 0 && config.rl.router_replay != config::RouterReplay::kAuto) {
@@ -115,9 +133,15 @@ Steps::Steps(const config::RunConfig& config, train::Setup& setup, objective::Po
 }
 
 std::string Steps::summary() const {
-  return fmt::format("{} prompts, {} tokens{}", prompts_.size(),
-                     text::format_count(static_cast<double>(prompts_.tokens())),
-                     has_evaluation() ? fmt::format("; {} held out", held_out_.size()) : "");
+  const std::string per_epoch = prompts_.per_epoch() == prompts_.size()
+                                    ? ""
+                                    : fmt::format(" ({} an epoch)", prompts_.per_epoch());
+  std::string line =
+      fmt::format("{} prompts{}, {} tokens{}", prompts_.size(), per_epoch,
+                  text::format_count(static_cast<double>(prompts_.tokens())), left_out(prompts_));
+  if (has_evaluation())
+    line += fmt::format("; {} held out{}", held_out_.size(), left_out(held_out_));
+  return line;
 }
 
 std::optional<data::Step> Steps::next() {
@@ -138,7 +162,7 @@ std::optional<data::Step> Steps::next() {
     critic_->learn(step, *experience_);
   }
   policy_.set_entropy_coefficient(entropy_bonus_.coefficient());
-  step.epoch = batch_.groups.back().cursor / prompts_.size();
+  step.epoch = batch_.groups.back().cursor / prompts_.per_epoch();
   has_loss_ = step.loss_rows > 0;
   if (!has_loss_ && is_first_rank()) warn_of_no_loss(step);
   return step;

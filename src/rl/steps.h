@@ -1,5 +1,6 @@
 #pragma once
 
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -65,8 +66,9 @@ class Steps : public train::StepSource {
   void record_consumed();
   /// Gives the weights to whoever generates, under the next version.
   void publish();
-  /// Begins the episodes of held-out prompts, which may have prompts of their own.
-  void open_episodes(std::vector<Group>& groups);
+  /// Begins the episodes of held-out prompts, which may have prompts of their own. Returns why some
+  /// do not begin, by row.
+  std::map<std::int64_t, std::string> open_episodes(std::vector<Group>& groups);
   /// GroupSource's standing after the step given last, with what that leaves of the batch.
   Batch standing();
   void require_published_weights();

@@ -1,5 +1,6 @@
 #include <optional>
 
+#include "base/errors.h"
 #include "base/files.h"
 #include "config/eval_share.h"
 #include "data/readers/data_files.h"
@@ -51,7 +52,12 @@ data::DatasetOptions dataset_options(const config::RunConfig& config, DataPart p
   options.rendering.truncation = config.data.truncation;
   options.rendering.loss_on = config.data.loss_on;
   if (!config.data.chat_template.empty()) {
-    options.rendering.chat_template = files::read(config.data.chat_template, files::kTemplateLimit);
+    try {
+      options.rendering.chat_template =
+          files::read(config.data.chat_template, files::kTemplateLimit);
+    } catch (const Error& error) {
+      throw_error<ConfigError>("data.chat_template: {}", error.what());
+    }
     options.rendering.chat_template_name = config.data.chat_template;
   }
   options.rendering.template_variables = template_variables(config.data.template_args);

@@ -57,6 +57,23 @@ INSTANTIATE_TEST_SUITE_P(
                   after_good("seed: 1\n"),
                   {},
                   "run.yaml:4: unknown key 'seed' (did you mean 'train.seed'?)"},
+        BadConfig{
+            "RewardsOfAnotherProtocol",
+            after_good("train: {objective: policy}\nrl:\n  reward:\n    url: ftp://a:b@host/x\n"),
+            {},
+            "run.yaml:7: rl.reward.url: expected http:// or https://, found "
+            "'ftp://(hidden)@host/x'"},
+        BadConfig{"EmptyStop",
+                  after_good("train: {objective: policy}\nrl: {reward: {verifiers: {exact: 1}}}\n"
+                             "rollout: {stop: ['']}\n"),
+                  {},
+                  "run.yaml:6: rollout.stop: an empty text ends nothing: expected at least a byte"},
+        BadConfig{"CutConversationsRenderedAnew",
+                  after_good("train: {objective: policy}\nrl: {history: render, reward: {command: "
+                             "[judge]}}\n"),
+                  {"data.truncation=keep_end"},
+                  "command line: data.truncation: rl.history render renders whole conversations: "
+                  "expected auto (a longer prompt is an error) or drop"},
         BadConfig{"UnknownSection",
                   after_good("optimizr:\n  lr: 1\n"),
                   {},

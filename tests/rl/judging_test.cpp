@@ -126,5 +126,45 @@ TEST_F(JudgingTest, RewardsGetWhateverARowHas) {
   EXPECT_EQ(named.steps.front().metrics.at("rejected_failed"), 0);
 }
 
+TEST_F(JudgingTest, RowsThatNoCompletionCouldAnswerAreNamedBeforeTheRun) {
+  std::ofstream(dir_ / "prompts.jsonl") << R"({"prompt": "a", "answer": "7"})"
+                                        << "\n"
+                                        << R"({"prompt": "b", "answer": "seven"})"
+                                        << "\n";
+  const Words numeric = {"rl.reward.verifiers.contains=0", "rl.reward.verifiers.numeric=1"};
+  EXPECT_THAT(message_of<DataError>(run("truth", numeric)),
+              HasSubstr("prompts.jsonl:2: no completion could be judged: numeric: the truth must "
+                        "be a number, found \"seven\""));
+  EXPECT_FALSE(std::filesystem::exists(dir_ / "truth" / "final"));
+  // Rows of data.eval, too, which would otherwise end the run at its first evaluation.
+  std::ofstream(dir_ / "held_out.jsonl") << R"({"prompt": "a", "answer": "k", "verifier": "exakt"})"
+                                         << "\n";
+  Words held_out = {"data.eval=" + path("held_out.jsonl"), "rl.reward.verifiers.row=1"};
+  EXPECT_THAT(message_of<DataError>(run("named", held_out)),
+              HasSubstr("prompts.jsonl:1: no completion could be judged: row: the row has no "));
+  std::ofstream(dir_ / "prompts.jsonl") << R"({"prompt": "a", "answer": "k", "verifier": "exact"})"
+                                        << "\n";
+  EXPECT_THAT(message_of<DataError>(run("eval", held_out)),
+              HasSubstr("held_out.jsonl:1: no completion could be judged: row: "));
+}
+
+TEST_F(JudgingTest, HeldOutPromptsWithoutARewardAreLeftOut) {
+  const std::vector<nlohmann::json> rows = {{{"prompt", "a"}, {"meta", {{"turns", 1}}}},
+                                            {{"prompt", "b"}, {"meta", {{"turns", 1}}}}};
+  const auto held_out = [&](const char* name, const std::vector<nlohmann::json>& of) {
+    std::ofstream file(dir_ / name);
+    for (const nlohmann::json& row : of) file << row << "\n";
+    return "data.eval=" + (dir_ / name).string();
+  };
+  const nlohmann::json fails = {{"prompt", "c"}, {"meta", {{"fails", "no compiler"}}}};
+  const Reports reports =
+      train(judged("some", rows, {held_out("some.jsonl", {fails, rows[0]}), "train.eval_every=1"}));
+  ASSERT_EQ(reports.evaluations.size(), 1U);
+  EXPECT_EQ(reports.evaluations.front().metrics.at("reward"), 1);
+  EXPECT_THAT(message_of<Error>(judged(
+                  "none", rows, {held_out("none.jsonl", {fails, fails}), "train.eval_every=1"})),
+              HasSubstr("none.jsonl:1: no compiler"));
+}
+
 }  // namespace
 }  // namespace heddle

@@ -83,7 +83,9 @@ TEST_F(Http, RoutesByMethodAndPattern) {
   EXPECT_EQ(body_of(client.ask("POST", "/runs/a%20b?x=1%2B1", "hello")), "hello|run=a b|x=1+1");
   EXPECT_EQ(body_of(client.ask("DELETE", "/runs/r/checkpoints/weights/n/publish")),
             "|id=weights/n|run=r");
-  EXPECT_EQ(status_of(client.ask("GET", "/runs/a")), 405);
+  const std::string wrong = client.ask("GET", "/runs/a");
+  EXPECT_EQ(status_of(wrong), 405);
+  EXPECT_THAT(wrong, HasSubstr("\r\nAllow: POST\r\n"));
   EXPECT_THAT(client.ask("POST", "/nothing"), HasSubstr("404: no such address: POST /nothing"));
   EXPECT_EQ(status_of(client.ask("POST", "/runs/a%00b")), 404);
   EXPECT_EQ(status_of(client.ask("POST", "/runs/a?x=%zz")), 400);
@@ -351,6 +353,22 @@ int status_of_body(const std::string& body, const std::string& encoding) {
   }
 }
 
+TEST_F(Http, HeadIsGetWithoutItsBody) {
+  add("GET", "/known", echo());
+  add("POST", "/known", echo());
+  start();
+  Client client(port_);
+  client.send("HEAD /known?a=b HTTP/1.1\r\nHost: test\r\n\r\n");
+  const std::string head = client.read_until("\r\n\r\n");
+  EXPECT_EQ(status_of(head), 200);
+  EXPECT_THAT(head, HasSubstr("Content-Length: 4\r\n"));
+  EXPECT_EQ(body_of(client.ask("GET", "/known?a=b")), "|a=b")
+      << "the next answer on the connection";
+  const std::string options = client.ask("OPTIONS", "/known");
+  EXPECT_EQ(status_of(options), 405);
+  EXPECT_THAT(options, HasSubstr("\r\nAllow: GET, POST\r\n"));
+}
+
 TEST(Body, UndoesEncodingsWithinTheLimit) {
   const std::string text(1000, 'a');
   for (const auto& [encoding, encode] :
@@ -361,6 +379,8 @@ TEST(Body, UndoesEncodingsWithinTheLimit) {
     for (std::size_t cut = 0; cut < encode(text).size(); ++cut)
       EXPECT_EQ(status_of_body(encode(text).substr(0, cut), encoding), 400) << encoding << cut;
     EXPECT_EQ(status_of_body("nonsense", encoding), 400);
+    EXPECT_EQ(decoded_body(encode("one ") + encode("two"), encoding, 1000), "one two");
+    EXPECT_EQ(status_of_body(encode("one ") + "rest", encoding), 400) << encoding;
   }
   EXPECT_EQ(status_of_body("x", "br"), 415);
   EXPECT_EQ(decoded_body("x", "identity", 1000), "x");

@@ -236,6 +236,7 @@ TEST_F(OpenAi, SeveralChoicesAndPrompts) {
   EXPECT_EQ(answer["choices"][3]["text"], script_ + "1");
   const Json& table = answer["choices"][0]["logprobs"];
   EXPECT_EQ(table["text_offset"][0], 0);
+  EXPECT_EQ(table["text_offset"].back(), 14) << "characters before the end, not bytes";
   EXPECT_EQ(table["tokens"].size(), table["token_logprobs"].size());
   EXPECT_EQ(table["top_logprobs"][0].size(), 2);  // The drawn token comes on top.
 }
@@ -285,7 +286,7 @@ TEST_F(OpenAi, GenerateNamesWhatItDoesNotTake) {
               HasSubstr("400 \"token_ids[0]\""));
   EXPECT_THAT(refusal(path, {{"token_ids", {1}}, {"sampling_params", {{"model", "base"}}}}),
               HasSubstr("400 \"model\""));
-  EXPECT_THAT(refusal(path, {{"sampling_params", Json::object()}}), HasSubstr("400 \"prompt\""));
+  EXPECT_THAT(refusal(path, {{"sampling_params", Json::object()}}), HasSubstr("400 \"token_ids\""));
 }
 
 TEST_F(OpenAi, OnlyAnAdminGoesBeforeOthers) {
@@ -373,6 +374,49 @@ TEST_F(OpenAi, DisconnectEndsTheGeneration) {
   for (int i = 0; i < 500 && model_.generations() > 0; ++i)
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   EXPECT_EQ(model_.generations(), 0);
+}
+
+TEST_F(OpenAi, EachOfSeveralPromptsHasItsLogProbabilities) {
+  const Json answer = Json::parse(
+      body_of(post("/v1/completions",
+                   {{"prompt", {"one", "the river"}}, {"prompt_logprobs", 0}, {"max_tokens", 2}})));
+  ASSERT_EQ(answer["choices"].size(), 2);
+  for (const Json& choice : answer["choices"]) EXPECT_TRUE(choice.contains("prompt_logprobs"));
+}
+
+TEST_F(OpenAi, NothingThatIsAskedForIsDropped) {
+  for (const char* name : {"messages", "tools", "add_generation_prompt"}) {
+    EXPECT_THAT(chat_refusal({{"chat_template_kwargs", {{name, Json::array()}}}}),
+                HasSubstr("put it beside 'chat_template_kwargs'"));
+  }
+  EXPECT_THAT(chat_refusal({{"max_tokens", 0}}), HasSubstr("400 \"max_tokens\""));
+  EXPECT_THAT(chat_refusal({{"max_completion_tokens", 1'000'000}}),
+              HasSubstr("maximum context length"));
+  EXPECT_THAT(chat_refusal({{"reasoning_effort", "low"}}), HasSubstr("enable_thinking"));
+  EXPECT_THAT(chat_refusal({{"functions", {{{"name", "f"}}}}}), HasSubstr("'tools'"));
+  Json tools = kTools;
+  tools[0]["function"]["parameters"] = "object";
+  EXPECT_THAT(chat_refusal({{"tools", tools}}), HasSubstr("tools[0].function.parameters"));
+  const Json turns = {{{"role", "user"}, {"content", "a"}}, {{"role", "system"}, {"content", "b"}}};
+  EXPECT_THAT(chat_refusal({{"messages", turns}}), HasSubstr("400 \"messages\""));
+  EXPECT_THAT(refusal("/tokenize", {{"prompt", "a"}, {"messages", turns}}),
+              HasSubstr("give 'prompt' or 'messages'"));
+  EXPECT_THAT(refusal("/detokenize", Json::object()), HasSubstr("400 \"tokens\""));
+  EXPECT_THAT(refusal("/inference/v1/generate", {{"sampling_params", Json::object()}}),
+              HasSubstr("400 \"token_ids\""));
+}
+
+TEST_F(OpenAi, TakesWhatChangesNothing) {
+  const Json turn = {{"role", "assistant"},
+                     {"content", "Hi"},
+                     {"annotations", Json::array()},
+                     {"refusal", nullptr}};
+  const Json user = {{"role", "user"}, {"content", "Hello"}};
+  const Json answer = chat({{"messages", {user, turn, user}},
+                            {"modalities", {"text"}},
+                            {"functions", Json::array()},
+                            {"service_tier", "default"}});
+  EXPECT_EQ(answer["choices"][0]["message"]["content"], script_) << answer;
 }
 
 TEST_F(OpenAi, MetricsCountTokensAndEnds) {

@@ -102,7 +102,10 @@ class FileTokenizer {
       } catch (const UnusableRow& error) {
         pending.error = error.what();
       }
-      if (options_.held_out > 0 && is_held_out(pending.text) != options_.takes_held_out) continue;
+      const bool is_of_other_part =
+          options_.held_out > 0 &&
+          is_held_out(pending.text, options_.held_out) != options_.takes_held_out;
+      if (is_of_other_part) continue;
       pending.line = records_->line();
       bytes += pending.text.size();
       chunk_.push_back(std::move(pending));
@@ -110,10 +113,6 @@ class FileTokenizer {
       if (options_.bad_rows == BadRowPolicy::kError && !chunk_.back().error.empty()) break;
     }
     return !chunk_.empty();
-  }
-
-  bool is_held_out(const std::string& row) const {
-    return std::ldexp(static_cast<double>(hash::of(row)), -64) < options_.held_out;
   }
 
   void tokenize(PendingLine& pending) const {
@@ -241,6 +240,10 @@ void check_totals(const DatasetReport& report, const DatasetOptions& options) {
 }
 
 }  // namespace
+
+bool is_held_out(const std::string& row, double share) {
+  return std::ldexp(static_cast<double>(hash::of(row)), -64) < share;
+}
 
 void require_files(const DatasetOptions& options) {
   const std::string place = key_of(options);

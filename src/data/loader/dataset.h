@@ -39,6 +39,9 @@ struct DatasetOptions {
   int threads = 0;              ///< 0: the cores this process may use
 };
 
+/// The row, by the hash of its text, is of the share that is held out.
+bool is_held_out(const std::string& row, double share);
+
 /// Checks that `files` are given, are there and have weights, without reading one: what the
 /// configuration names is the user's to put there. Throws ConfigError and DataError.
 void require_files(const DatasetOptions& options);
@@ -63,6 +66,8 @@ struct DatasetReport {
   void add(const DatasetReport& other);
   nlohmann::json to_json() const;
   static DatasetReport from_json(const nlohmann::json& value);
+  /// ", 2 bad rows skipped, ...": what became of lines that are no whole row; empty if all are.
+  std::string left_out() const;
   /// "4000 rows, 512 k tokens (31 % with loss); skipped: 2 bad rows, ..." in one line.
   std::string summary() const;
 };

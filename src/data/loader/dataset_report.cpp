@@ -63,10 +63,16 @@ DatasetReport DatasetReport::from_json(const nlohmann::json& value) {
 }
 
 std::string DatasetReport::summary() const {
-  std::string line = fmt::format(
-      "{} rows, {} tokens ({:.0f} % with loss)", rows,
-      text::format_count(static_cast<double>(tokens)),
-      tokens > 0 ? 100.0 * static_cast<double>(loss_tokens) / static_cast<double>(tokens) : 0.0);
+  return fmt::format("{} rows, {} tokens ({:.0f} % with loss)", rows,
+                     text::format_count(static_cast<double>(tokens)),
+                     tokens > 0
+                         ? 100.0 * static_cast<double>(loss_tokens) / static_cast<double>(tokens)
+                         : 0.0) +
+         left_out();
+}
+
+std::string DatasetReport::left_out() const {
+  std::string line;
   const auto mention = [&](std::int64_t count, const char* what) {
     if (count > 0) line += fmt::format(", {} {}", count, what);
   };

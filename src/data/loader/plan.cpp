@@ -10,29 +10,12 @@
 namespace heddle::data {
 namespace {
 
-/// The sequences of an epoch, file by file: whole passes, and a seeded part of a file for the
-/// fraction of its weight.
 std::vector<std::int64_t> sequences_of_epoch(const Dataset& dataset, const LoaderOptions& options,
                                              std::int64_t epoch) {
-  std::vector<std::int64_t> sequences;
-  std::size_t number = 0;
-  for (const Dataset::File& file : dataset.files()) {
-    const auto passes = static_cast<std::int64_t>(std::floor(file.weight));
-    for (std::int64_t pass = 0; pass < passes; ++pass) {
-      for (std::int64_t row = 0; row < file.rows; ++row) sequences.push_back(file.first_row + row);
-    }
-    const double fraction = file.weight - static_cast<double>(passes);
-    const auto extra = std::llround(fraction * static_cast<double>(file.rows));
-    if (extra > 0) {
-      std::vector<std::int64_t> chosen = seeded_permutation(
-          file.rows, options.seed, fmt::format("data/part/{}/{}", number, epoch));
-      chosen.resize(static_cast<std::size_t>(extra));
-      std::sort(chosen.begin(), chosen.end());
-      for (const std::int64_t row : chosen) sequences.push_back(file.first_row + row);
-    }
-    ++number;
-  }
-  return sequences;
+  std::vector<FileRows> files;
+  for (const Dataset::File& file : dataset.files())
+    files.push_back({file.first_row, file.rows, file.weight});
+  return rows_of_epoch(files, options.seed, epoch);
 }
 
 /// Splits a micro-batch that has more sequences than the capacity allows; a row itself is never
@@ -50,6 +33,28 @@ std::vector<std::vector<std::int64_t>> split_by_sequences(
 }
 
 }  // namespace
+
+std::vector<std::int64_t> rows_of_epoch(std::span<const FileRows> files, std::uint64_t seed,
+                                        std::int64_t epoch) {
+  std::vector<std::int64_t> all;
+  for (std::size_t number = 0; number < files.size(); ++number) {
+    const FileRows& file = files[number];
+    const auto passes = static_cast<std::int64_t>(std::floor(file.weight));
+    for (std::int64_t pass = 0; pass < passes; ++pass) {
+      for (std::int64_t row = 0; row < file.rows; ++row) all.push_back(file.first + row);
+    }
+    const double fraction = file.weight - static_cast<double>(passes);
+    const auto extra = std::llround(fraction * static_cast<double>(file.rows));
+    if (extra > 0) {
+      std::vector<std::int64_t> chosen =
+          seeded_permutation(file.rows, seed, fmt::format("data/part/{}/{}", number, epoch));
+      chosen.resize(static_cast<std::size_t>(extra));
+      std::sort(chosen.begin(), chosen.end());
+      for (const std::int64_t row : chosen) all.push_back(file.first + row);
+    }
+  }
+  return all;
+}
 
 std::vector<std::int64_t> seeded_permutation(std::int64_t count, std::uint64_t seed,
                                              std::string_view name) {

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
+#include <string_view>
 #include <vector>
 
 #include "data/loader/loader.h"
@@ -24,6 +26,17 @@ class EpochPlan {
   Groups groups_;
   std::vector<std::int64_t> order_;
 };
+
+/// Rows of a file in a data set, of which an epoch has `weight` times as many.
+struct FileRows {
+  std::int64_t first = 0, rows = 0;
+  double weight = 1;
+};
+
+/// The rows of an epoch, file by file: whole passes, and a seeded part of a file for the fraction
+/// of its weight. Every epoch has as many.
+std::vector<std::int64_t> rows_of_epoch(std::span<const FileRows> files, std::uint64_t seed,
+                                        std::int64_t epoch);
 
 /// 0..count-1 in the order given by (seed, name): Fisher-Yates over a counter-based generator.
 std::vector<std::int64_t> seeded_permutation(std::int64_t count, std::uint64_t seed,

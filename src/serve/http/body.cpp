@@ -58,6 +58,9 @@ std::string from_gzip(std::string& body, std::size_t most_bytes) {
     if (status != Z_OK && status != Z_STREAM_END)
       throw_http(400, "the gzip body is broken: {}", stream.msg ? stream.msg : "it ends too early");
     append(out, piece.data(), kPieceBytes - stream.avail_out, most_bytes);
+    // A body may be several files of gzip, one after another.
+    if (status == Z_STREAM_END && stream.avail_in > 0 && inflateReset(&stream) == Z_OK)
+      status = Z_OK;
   }
   return out;
 }

@@ -171,6 +171,12 @@ void OpenRequest::send(int status, const std::string& content_type, const Header
   phase_ = Phase::kSending;
   status_ = status;
   put_headers(content_type, headers);
+  if (evhttp_request_get_command(request_) == EVHTTP_REQ_HEAD) {
+    const std::string length = std::to_string(evbuffer_get_length(bytes));
+    evhttp_add_header(evhttp_request_get_output_headers(request_), "Content-Length",
+                      length.c_str());
+    evbuffer_drain(bytes, evbuffer_get_length(bytes));
+  }
   evhttp_send_reply(request_, status, reason_of(status), bytes);
   evbuffer_free(bytes);
 }

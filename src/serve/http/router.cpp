@@ -93,7 +93,10 @@ Router::Match Router::find(std::string_view method, std::string_view path) const
     if (!matches(segments_of(route.pattern), asked, parameters)) continue;
     match.has_path = true;
     match.error_body = route.error_body;
-    if (route.method != method) continue;
+    if (route.method != method) {
+      match.methods += (match.methods.empty() ? "" : ", ") + route.method;
+      continue;
+    }
     match.route = &route;
     match.parameters = std::move(parameters);
     return match;

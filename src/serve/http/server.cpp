@@ -54,6 +54,12 @@ const char* method_of(const evhttp_request* request) {
       return "PUT";
     case EVHTTP_REQ_DELETE:
       return "DELETE";
+    case EVHTTP_REQ_HEAD:
+      return "HEAD";
+    case EVHTTP_REQ_OPTIONS:
+      return "OPTIONS";
+    case EVHTTP_REQ_PATCH:
+      return "PATCH";
     default:
       return "";
   }
@@ -101,8 +107,10 @@ class Server::Loop {
     evhttp_set_max_body_size(http_, static_cast<ev_ssize_t>(options.most_body_bytes));
     evhttp_set_max_headers_size(http_, static_cast<ev_ssize_t>(options.most_header_bytes));
     evhttp_set_timeout(http_, options.connection_timeout_s);
-    evhttp_set_allowed_methods(
-        http_, EVHTTP_REQ_GET | EVHTTP_REQ_POST | EVHTTP_REQ_PUT | EVHTTP_REQ_DELETE);
+    // Others than those of routes get an answer that says which a path has.
+    evhttp_set_allowed_methods(http_, EVHTTP_REQ_GET | EVHTTP_REQ_POST | EVHTTP_REQ_PUT |
+                                          EVHTTP_REQ_DELETE | EVHTTP_REQ_HEAD | EVHTTP_REQ_OPTIONS |
+                                          EVHTTP_REQ_PATCH);
     evhttp_set_gencb(
         http_, [](evhttp_request* request, void* self) { static_cast<Loop*>(self)->take(request); },
         this);
@@ -188,7 +196,8 @@ class Server::Loop {
     const evhttp_uri* uri = evhttp_request_get_evhttp_uri(raw);
     const char* raw_path = evhttp_uri_get_path(uri);
     const std::string path = raw_path == nullptr ? "/" : raw_path;
-    auto match = router_.find(request->method, path);
+    // The answer to HEAD is that to GET without its body.
+    auto match = router_.find(request->method == "HEAD" ? "GET" : request->method, path);
     const std::string pattern = match.route == nullptr ? "" : match.route->pattern;
     auto open =
         std::make_shared<OpenRequest>(loop_, raw, request->id, options_.most_stream_bytes,
@@ -205,7 +214,10 @@ class Server::Loop {
     guarded(*request, responder, error_body, [&] {
       if (match.route == nullptr) {
         if (match.has_path)
-          throw_http(405, "{} is not a method of {}", request->method, text::shown(path));
+          throw HttpError(405,
+                          fmt::format("{} is not a method of {}: expected {}", request->method,
+                                      text::shown(path), match.methods),
+                          0, {{"Allow", match.methods}});
         throw_http(404, "no such address: {} {}", request->method, text::shown(path));
       }
       request->path = percent_decoded(path, false).value_or("");

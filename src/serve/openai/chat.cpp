@@ -1,5 +1,6 @@
 #include "serve/openai/chat.h"
 
+#include <limits>
 #include <utility>
 
 #include "data/answer/answer_parser.h"
@@ -8,6 +9,8 @@
 
 namespace heddle::serve::openai {
 namespace {
+
+constexpr std::int64_t kMostTokens = std::numeric_limits<std::int64_t>::max();
 
 /// How the text of an answer is to be read.
 struct Reading {
@@ -207,7 +210,12 @@ ConversationPrompt take_prompt(Service& service, Fields& fields) {
                 "ends with a turn of the assistant: to go on with it set 'continue_final_message' "
                 "true and 'add_generation_prompt' false");
   }
-  prompt.text = service.tokenizer->decode(service.renderer.tokenize_prompt(prompt.row, continues));
+  try {
+    prompt.text =
+        service.tokenizer->decode(service.renderer.tokenize_prompt(prompt.row, continues));
+  } catch (const UserError& error) {
+    throw ApiError(400, error.what(), "messages");  // the template refuses them
+  }
   return prompt;
 }
 
@@ -215,8 +223,14 @@ void answer_chat(Service& service, const Request& request, const Responder& resp
   Fields fields = Fields::parse(request.body);
   Sampling sampling = take_sampling(fields, service.facts(), request.caller);
   sampling.generation.weights = service.models.weights_of(sampling.model, request.caller);
-  if (const auto most = fields.integer("max_completion_tokens", 1, service.facts().max_context))
+  if (const auto most = fields.integer("max_completion_tokens", 1, kMostTokens))
     sampling.max_tokens = most;
+  if (sampling.max_tokens == 0) throw_field("max_tokens", "is 0: expected 1 or more");
+  fields.only("modalities", Json::array({"text"}), "this model writes text");
+  fields.only("functions", Json::array(), "they are called 'tools' now");
+  fields.only(
+      "reasoning_effort", nullptr,
+      "'chat_template_kwargs' has what the template reads, as {\"enable_thinking\": false}");
   Reading reading;
   take_logprobs(fields, sampling, reading);
   take_format(fields);

@@ -26,7 +26,7 @@ class CompletionReply : public Reply {
   std::vector<Json> first_pieces(std::size_t choice) override {
     if (!echoes_) return {};
     const std::string prompt = prompt_text(choice);
-    offsets_[choice] = prompt.size();
+    offsets_[choice] = characters(prompt);
     return {piece(choice, prompt, nullptr, nullptr)};
   }
 
@@ -62,6 +62,8 @@ class CompletionReply : public Reply {
         choice, (echoes_ ? prompt_text(choice) : "") + answer.text + ending_of(choice, answer),
         std::move(table), finish_reason(answer));
     object["stop_reason"] = stop_reason_of(choice, answer);
+    if (sampling_.generation.prompt_logprobs)
+      object["prompt_logprobs"] = logprobs_.prompt_table(generation_of(choice).prompt, result);
     if (sampling_.returns_token_ids) {
       object["token_ids"] = answer.ids;
       object["prompt_token_ids"] = generation_of(choice).prompt;
@@ -94,7 +96,7 @@ class CompletionReply : public Reply {
   }
 
   bool echoes_, has_logprobs_;
-  std::vector<std::size_t> offsets_;  ///< Bytes of the text so far, of each choice.
+  std::vector<std::size_t> offsets_;  ///< Characters of the text so far, of each choice.
 };
 
 /// A text, texts, token ids or lists of token ids.

@@ -94,7 +94,9 @@ void answer_generate(Service& service, const Request& request, const Responder& 
   sampling.generation.weights = service.models.weights_of(sampling.model, request.caller);
   sampling.generation.top_logprobs = logprobs.value_or(0);
   sampling.shows_tokens_as_ids = true;
-  std::vector<std::int32_t> prompt = fields.ids("token_ids", service.facts().vocabulary);
+  std::vector<std::int32_t> prompt =
+      token_ids(fields.take("token_ids"), "token_ids", service.facts().vocabulary);
+  if (prompt.empty()) throw_field("token_ids", "is []: expected at least one token id");
   std::string id = fields.text("request_id").value_or(request.id);
   for (const char* unserved : {"features", "kv_transfer_params", "cache_salt"})
     fields.only(unserved, nullptr, "leave it out");

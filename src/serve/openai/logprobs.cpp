@@ -11,6 +11,11 @@ double bounded(double logprob) { return std::max(logprob, -9999.0); }
 
 }  // namespace
 
+std::size_t characters(std::string_view text) {
+  return static_cast<std::size_t>(std::ranges::count_if(
+      text, [](char byte) { return (static_cast<unsigned char>(byte) & 0xC0) != 0x80; }));
+}
+
 std::string Logprobs::text(std::int32_t id) const {
   if (as_ids_) return fmt::format("token_id:{}", id);
   // Embedding rows beyond the tokenizer are padding: they stand for no text.
@@ -45,7 +50,7 @@ void Logprobs::append(Json& table, std::int32_t id, double logprob,
   table["tokens"].push_back(text(id));
   table["text_offset"].push_back(offset);
   if (id < tokenizer_.vocab_size() && !tokenizer_.is_special(id))
-    offset += tokenizer_.bytes_of(id).size();
+    offset += characters(tokenizer_.bytes_of(id));
   if (std::isnan(logprob)) {
     table["token_logprobs"].push_back(nullptr);
     table["top_logprobs"].push_back(nullptr);

@@ -6,6 +6,9 @@
 
 namespace heddle::serve::openai {
 
+/// Characters that begin in a text, as clients count them.
+std::size_t characters(std::string_view text);
+
 /// Log-probabilities as the two APIs write them.
 class Logprobs {
  public:
@@ -18,7 +21,8 @@ class Logprobs {
   Json chat_entry(std::int32_t id, double logprob, const std::vector<TokenLogprob>& top) const;
 
   /// Completions: {"tokens", "token_logprobs", "top_logprobs", "text_offset"}, filled token by
-  /// token; `offset` is the length of the text before the first, in bytes. A NaN is written null.
+  /// token; `offset` is the length of the text before the first, in characters. A NaN is written
+  /// null.
   static Json empty_table();
   void append(Json& table, std::int32_t id, double logprob, const std::vector<TokenLogprob>& top,
               std::size_t& offset) const;

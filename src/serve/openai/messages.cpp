@@ -59,6 +59,8 @@ Json take_message(const Json& given, std::size_t index) {
     if (!message.contains("content") && !message.contains("tool_calls"))
       throw_field(place + ".content", "is missing, and there are no 'tool_calls'");
   }
+  // OpenAI's own answers have it; an empty one says nothing.
+  fields.only("annotations", Json::array(), "leave it out");
   fields.finish();
   return message;
 }
@@ -73,7 +75,11 @@ Json take_tools(Fields& fields) {
     if (tool.text("type").value_or("function") != "function")
       throw_field(place + "type", "is not served: expected 'function'");
     Fields function(tool.take("function"), place + "function.");
-    if (!function.text("name")) throw_field(place + "function.name", "is missing");
+    if (function.text("name").value_or("").empty())
+      throw_field(place + "function.name", "is missing");
+    if (const Json given = function.take("parameters"); !given.is_null() && !given.is_object())
+      throw_field(place + "function.parameters",
+                  "is {}: expected a JSON schema, which is an object", json::shown(given));
   }
   return tools.empty() ? Json() : tools;
 }
@@ -103,6 +109,12 @@ data::Row take_conversation(Fields& fields) {
   if (!row.template_variables.is_null() && !row.template_variables.is_object())
     throw_field("chat_template_kwargs", "is {}: expected an object",
                 json::shown(row.template_variables));
+  for (const char* given :
+       {"messages", "tools", "add_generation_prompt", "continue_final_message"}) {
+    if (row.template_variables.contains(given))
+      throw_field(fmt::format("chat_template_kwargs.{}", given),
+                  "is a field of the request: put it beside 'chat_template_kwargs'");
+  }
   return row;
 }
 

@@ -101,7 +101,9 @@ Sampling take_sampling(Fields& fields, const ModelFacts& facts, const Caller& ca
   if (generation.priority < 0 && !caller.may("admin"))
     throw_field("priority", "is {}: before others go keys with the scope admin; expected 0 or more",
                 generation.priority);
-  fields.only("service_tier", "auto", "leave it out");
+  if (const Json tier = fields.take("service_tier");
+      !tier.is_null() && tier != "auto" && tier != "default")
+    throw_field("service_tier", "is {}, which is not served: leave it out", json::shown(tier));
   // Notes that clients keep for themselves.
   fields.pass_over({"user", "metadata", "store", "safety_identifier", "prompt_cache_key"});
   return sampling;

@@ -12,6 +12,7 @@ void answer_tokenize(Service& service, const Request& request, const Responder& 
   if (const auto text = fields.text("prompt")) {
     const bool adds_special = fields.boolean("add_special_tokens").value_or(true);
     ids = service.tokenizer->encode(*text, {.add_special_tokens = adds_special});
+    fields.only("messages", nullptr, "give 'prompt' or 'messages'");
   } else {
     ids = service.tokenizer->encode(take_prompt(service, fields).text);
   }
@@ -27,7 +28,8 @@ void answer_tokenize(Service& service, const Request& request, const Responder& 
 void answer_detokenize(Service& service, const Request& request, const Responder& responder) {
   Fields fields = Fields::parse(request.body);
   service.models.weights_of(fields.text("model").value_or(service.facts().name), request.caller);
-  const std::vector<std::int32_t> ids = fields.ids("tokens", service.tokenizer->vocab_size());
+  const std::vector<std::int32_t> ids =
+      token_ids(fields.take("tokens"), "tokens", service.tokenizer->vocab_size());
   fields.finish();
   responder.answer(200, dump({{"prompt", service.tokenizer->decode(ids)}}));
 }

@@ -33,7 +33,8 @@ const json* Fields::find(const char* name) const {
 }
 
 void Fields::refuse(const char* name, const char* expected) const {
-  const json* value = find(name);
+  const auto found = value_.find(name);
+  const json* value = found == value_.end() ? nullptr : &*found;
   throw_http(422, "field {}{}{}: expected {}, found {}", where_, where_.empty() ? "" : ".", name,
              expected,
              value == nullptr
@@ -77,8 +78,9 @@ std::int64_t Fields::integer(const char* name, std::int64_t otherwise) const {
 }
 
 double Fields::number(const char* name, double otherwise) const {
-  const json* value = find(name);
-  if (value == nullptr) return otherwise;
+  const auto value = value_.find(name);
+  if (value == value_.end()) return otherwise;
+  // Clients write NaN and infinity as null.
   if (!value->is_number() || !std::isfinite(value->get<double>())) refuse(name, "a finite number");
   return value->get<double>();
 }
@@ -118,6 +120,8 @@ Page page_of(const Request& request) {
   };
   return {std::min(whole("limit", 20), kMostPage), whole("offset", 0)};
 }
+
+std::string error_body(int, const std::string& message) { return dump({{"detail", message}}); }
 
 std::string dump(const nlohmann::json& value) {
   return value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);

@@ -47,6 +47,9 @@ struct Page {
 };
 Page page_of(const Request& request);
 
+/// Answer of a request that fails, for routes.
+std::string error_body(int status, const std::string& message);
+
 /// JSON text; bytes that are not UTF-8 become U+FFFD.
 std::string dump(const nlohmann::json& value);
 

@@ -113,9 +113,31 @@ void Runs::add(const std::string& run, Operation operation) {
     if (!entry.is_running) entry.pause_s = seconds_since(entry.idle_since);
   }
   entry.waiting_bytes += operation.bytes;
+  entry.refused.erase(operation.seq);
   entry.waiting.emplace(operation.seq, std::move(operation));
+  pass_refused(entry);
   if (!is_busy_) last_arrival_ = Clock::now();
   join_after(0);
+}
+
+void Runs::refuse(const std::string& run, std::int64_t seq) {
+  const auto found = runs_.find(run);
+  if (found == runs_.end()) return;
+  Run& entry = found->second;
+  const std::int64_t next = entry.next_seq + (entry.is_running ? 1 : 0);
+  if (seq < next || entry.waiting.contains(seq) ||
+      std::ssize(entry.refused) >= options_.most_waiting)
+    return;
+  entry.refused.insert(seq);
+  pass_refused(entry);
+  if (!is_busy_) last_arrival_ = Clock::now();
+  join_after(0);
+}
+
+void Runs::pass_refused(Run& run) {
+  if (run.is_running) return;
+  run.refused.erase(run.refused.begin(), run.refused.lower_bound(run.next_seq));
+  while (!run.waiting.empty() && run.refused.erase(run.next_seq) > 0) ++run.next_seq;
 }
 
 void Runs::fail_waiting(Run& run, const std::string& message) {

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <unordered_set>
 #include <vector>
@@ -90,6 +91,9 @@ class Runs {
   /// share their turn, or none of them could begin now.
   bool may_take_later(const std::unordered_set<std::string>& runs) const;
   void add(const std::string& run, Operation operation);
+  /// A request of this number was refused, so later ones do not wait for it. Until one of them has
+  /// come, another request of the number is taken.
+  void refuse(const std::string& run, std::int64_t seq);
   /// Place of the operation that runs or is next; past all of them for a run that is not open.
   std::int64_t next_seq(const std::string& run) const {
     const auto found = runs_.find(run);
@@ -131,6 +135,7 @@ class Runs {
     std::int64_t next_seq = 1;
     std::map<std::int64_t, Operation> waiting;
     std::size_t waiting_bytes = 0;
+    std::set<std::int64_t> refused;   ///< Numbers that are not waited for.
     Clock::time_point blocked_since;  ///< The operation that is next has been missing.
     Clock::time_point idle_since;     ///< All that had come was done.
     std::int64_t last_turn = 0;       ///< Its number; the run that waits longest comes first.
@@ -155,6 +160,8 @@ class Runs {
   /// Why the operation that is next may not begin; nothing if it may.
   std::optional<QueueState> pause_of(const Run& run) const;
   bool has_place(const Run& run) const;
+  /// Goes past refused requests to one that has come.
+  static void pass_refused(Run& run);
   static double seconds_since(Clock::time_point then) {
     return std::chrono::duration<double>(Clock::now() - then).count();
   }

@@ -331,6 +331,7 @@ void Runs::go_on(std::vector<Running>& finished) {
     run.set = running.set;
     run.is_running = false;
     run.next_seq = std::max(run.next_seq, running.operation.seq + 1);
+    pass_refused(run);
     run.blocked_since = run.idle_since = Clock::now();
     if (run.is_closed) {
       if (run.set) release(*run.set);

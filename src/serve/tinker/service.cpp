@@ -12,8 +12,6 @@ using nlohmann::json;
 
 constexpr double kTick_s = 10;
 
-std::string error_body(int, const std::string& message) { return dump({{"detail", message}}); }
-
 }  // namespace
 
 Service::Service(Server& server, ModelThread& model, DataDirectory& data,
@@ -31,8 +29,8 @@ Service::Service(Server& server, ModelThread& model, DataDirectory& data,
   while (living.step()) beats_[living.text(0)] = now_s();
 }
 
-void Service::route(const char* method, const std::string& path, const char* scope,
-                    void (Service::*handler)(const Request&, const Responder&), On on, Cost cost) {
+void Service::route(const char* method, const std::string& path, const char* scope, Method handler,
+                    On on, Cost cost) {
   const bool changes = std::string(scope) == "train" || std::string(scope) == "sample";
   server_.route({method, "/api/v1/" + path,
                  [this, handler, changes](Request&& request, const Responder& responder) {
@@ -82,17 +80,14 @@ void Service::serve() {
 
   route("POST", "create_model", "train", &Service::create_model, On::kLoop, Cost::kRequest);
   route("POST", "get_info", "", &Service::get_info);
-  route("POST", "forward_backward", "train", &Service::forward_backward, On::kWorker,
-        Cost::kRequest);
-  route("POST", "forward", "train", &Service::forward, On::kWorker, Cost::kRequest);
-  route("POST", "optim_step", "train", &Service::optim_step, On::kLoop, Cost::kRequest);
+  route_in_order("forward_backward", &Service::forward_backward, On::kWorker);
+  route_in_order("forward", &Service::forward, On::kWorker);
+  route_in_order("optim_step", &Service::optim_step);
   route("POST", "unload_model", "train", &Service::unload_model);
-  route("POST", "save_weights", "train", &Service::save_weights, On::kLoop, Cost::kRequest);
-  route("POST", "save_weights_for_sampler", "train", &Service::save_weights_for_sampler, On::kLoop,
-        Cost::kRequest);
-  route("POST", "save_weights_external", "train", &Service::save_weights_external, On::kLoop,
-        Cost::kRequest);
-  route("POST", "load_weights", "train", &Service::load_weights, On::kLoop, Cost::kRequest);
+  route_in_order("save_weights", &Service::save_weights);
+  route_in_order("save_weights_for_sampler", &Service::save_weights_for_sampler);
+  route_in_order("save_weights_external", &Service::save_weights_external);
+  route_in_order("load_weights", &Service::load_weights);
   route("POST", "weights_info", "", &Service::weights_info);
 
   route("POST", "create_sampling_session", "sample", &Service::create_sampling_session);

@@ -62,9 +62,13 @@ class Service {
  private:
   using Answer = std::function<void(const Request&, const Responder&)>;
   enum class On { kLoop, kWorker };
-  void route(const char* method, const std::string& path, const char* scope,
-             void (Service::*handler)(const Request&, const Responder&), On on = On::kLoop,
-             Cost cost = Cost::kNone);
+  using Method = void (Service::*)(const Request&, const Responder&);
+  void route(const char* method, const std::string& path, const char* scope, Method handler,
+             On on = On::kLoop, Cost cost = Cost::kNone);
+  /// A route whose requests have a place in the order of a run: one that is refused for good gives
+  /// its place up, as clients number their requests before they send them.
+  void route_in_order(const char* path, Method handler, On on = On::kLoop);
+  void give_place_up(const Request& request);
   /// Runs the work on the loop's thread; what it throws becomes the answer.
   void on_loop(const Responder& responder, std::function<void()> work);
   /// Turns what the work throws into an answer.
@@ -134,6 +138,8 @@ class Service {
   // service_restore.cpp
   void restore();
   void restore_run(const std::string& run, const std::string& tenant);
+  /// The numbers between these two are not waited for.
+  void refuse_between(const std::string& run, std::int64_t before, std::int64_t next);
   /// After its end: what was kept to run it again is removed.
   void forget_run(const std::string& run, const std::string& tenant);
   /// Removes the saved states of a run but one.

@@ -100,14 +100,25 @@ void Service::restore_run(const std::string& run, const std::string& tenant) {
                  "SELECT kind, body, seq FROM request WHERE owner = ? AND seq > ? AND seq >= 0 AND "
                  "body != x'' ORDER BY seq");
   rows.bind(run).bind(durable_seq);
+  Statement ended(database,
+                  "SELECT coalesce(max(seq), 0) FROM request WHERE owner = ? AND state > 0");
+  ended.bind(run).step();
   std::int64_t count = 0;
   replayed_[run] = durable_seq;
   for (; rows.step(); ++count) {
-    replayed_[run] = rows.integer(2);
+    const std::int64_t before = std::exchange(replayed_[run], rows.integer(2));
+    // What is not there below a request that had its turn was refused.
+    if (ended.integer(0) >= rows.integer(2)) refuse_between(run, before, rows.integer(2));
     replay(rows.text(0), tenant, rows.text(1));
   }
   log::info("run {} goes on from its state after request {}; {} later requests run again", run,
             durable_seq, count);
+}
+
+void Service::refuse_between(const std::string& run, std::int64_t before, std::int64_t next) {
+  if (next - before - 1 > options_.runs.most_waiting) return;
+  for (std::int64_t seq = before + 1; seq < next; ++seq)
+    server_.post([this, run, seq] { runs_.refuse(run, seq); });
 }
 
 void Service::remove_states(const std::string& run, const std::string& tenant,

@@ -1,0 +1,48 @@
+#include "rl/reward_options.h"
+
+#include <utility>
+
+#include "base/errors.h"
+#include "base/json.h"
+
+namespace heddle::rl {
+
+reward::RewardOptions reward_options(const config::RlReward& section) {
+  reward::RewardOptions options;
+  for (const auto& [name, weight] : section.verifiers) {
+    reward::Part part{.verifier = name, .weight = weight};
+    if (const auto found = section.parameters.find(name); found != section.parameters.end())
+      part.parameters = json::parse_as<ConfigError>(found->second, "rl.reward.parameters." + name);
+    options.verifiers.push_back(std::move(part));
+  }
+  for (const auto& [name, text] : section.parameters) {
+    if (!section.verifiers.contains(name))
+      throw_error<ConfigError>("rl.reward.parameters.{}: rl.reward.verifiers has no '{}'", name,
+                               name);
+  }
+  if (section.failed && !section.verifiers.empty()) {
+    throw ConfigError(
+        "rl.reward.failed: is for a program, a server or an environment (rl.reward.command, url, "
+        "environment); "
+        "verifiers judge every row that has what they compare with");
+  }
+  options.combine = section.combine;
+  options.process.workers = section.workers;
+  options.process.timeout_s = options.http.timeout_s = section.timeout_s;
+  options.process.failed = options.http.failed = section.failed;
+  options.process.memory_bytes = section.memory_bytes;
+  options.process.cpu_seconds = section.cpu_seconds;
+  options.environment = options.process;
+  options.process.command = section.command;
+  options.environment.key = "rl.reward.environment";
+  options.environment.command = section.environment;
+  options.http.url = section.url;
+  options.http.token = section.token;
+  options.http.batch = section.batch;
+  options.http.concurrency = section.concurrency;
+  options.http.retries = section.retries;
+  options.http.backoff_s = section.backoff_s;
+  return options;
+}
+
+}  // namespace heddle::rl
