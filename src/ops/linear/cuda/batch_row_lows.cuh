@@ -17,9 +17,11 @@ using few_row::RunOfChange;
 constexpr int kMostRuns = 64, kChangers = 8;  ///< Runs of rows with one set; warps of a CTA.
 constexpr int kRunRows = kMostSlotRows, kRanks = kFewRowColumns;  ///< Rows and ranks of a part.
 constexpr int kStepDepth = kChangers * kFewRowDepth;  ///< Depth of a product of all warps.
-/// Steps of a part. With wide tiles CTAs would have a part more of 32 sets if there were 4; with
-/// others 5 are slower.
-constexpr int steps_of_part(int groups) { return groups > 2 ? 5 : 4; }
+/// Steps of a part. With wide tiles CTAs would have a part more of 32 sets if there were fewer;
+/// with others 5 are slower. `is_shared`: CTAs share the depth of a tile.
+constexpr int steps_of_part(int groups, bool is_shared) {
+  return groups <= 2 ? 4 : is_shared ? 6 : 5;
+}
 constexpr int kMostSets = 64;  ///< Sets whose slots a warp looks up at once.
 
 /// How the lows of a launch are cut and where they meet.

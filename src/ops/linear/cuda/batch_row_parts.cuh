@@ -46,7 +46,7 @@ struct Layout {
   static constexpr int kChangedRows = kChanges == Changes::kShallow ? kRows / 2 : kRows;
   /// Changing warps ask for A before they look at their tile. With fewer groups that is slower.
   static constexpr bool kAsksEarly = kGroups > 2;
-  static constexpr int kLowSteps = steps_of_part(kGroups);
+  static constexpr int kLowSteps = steps_of_part(kGroups, kChanges == Changes::kShallow);
   using Changed = ChangedTile<kPitch, kUnits, kLowSteps>;
   using Shared = ChangeShared<kUnits, kLowSteps, slot_of(kPitch)>;
   static constexpr u32 kChangeBytes =
