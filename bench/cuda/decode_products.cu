@@ -1,8 +1,8 @@
 // Times the products of a step of generation: sums of products of a few rows (few_rows, batch_rows)
 // compared with cuBLAS one by one and with a copy. Needs no libtorch:
 //   heddle_decode_bench [ROWS ...] [TEXT ...]     of projections whose names have a text
-//   heddle_decode_bench --sets N [--rank R] ...   also with low-rank changes of N sets, in turns of
-//   rows
+//   heddle_decode_bench --sets N [--rank R] [--slots S] ...   also with low-rank changes of N sets,
+//   in turns of rows, in tables of S slots
 // Each figure is a replay of a graph whose calls have matrices of their own, more than the cache
 // holds. Results are compared with a plain kernel first.
 #include <cublas_v2.h>
@@ -104,9 +104,10 @@ const std::vector<Shape> kShapes = {
 
 constexpr int kMostRows = 64;
 
-/// Sets of adapters, if any, and their rank.
+/// Sets of adapters, if any, their rank, and the slots of a table, or 0: one for each set.
 struct Changes {
-  int sets = 0, rank = 16;
+  int sets = 0, rank = 16, slots = 0;
+  int table() const { return std::max(sets, slots); }
 };
 
 struct Data {
@@ -118,7 +119,7 @@ struct Data {
   int width = 0;
   int64_t factor_elements = 0;
   bf16 *factors = nullptr, *lows = nullptr;
-  SlotFactors* slots = nullptr;  ///< [copies, matrices, sets]
+  SlotFactors* slots = nullptr;  ///< [copies, matrices, slots]
   SlotRun* runs = nullptr;       ///< [rows, most runs]
 
   Data(const Shape& shape, const Changes& changes) : shape(shape), changes(changes) {
@@ -157,6 +158,7 @@ struct Data {
           all.push_back({at, at + int64_t{changes.rank} * shape.depth, changes.rank, 1.f});
           at += int64_t{changes.rank} * (shape.depth + columns);
         }
+        for (int set = changes.sets; set < changes.table(); ++set) all.push_back({});
       }
     }
     check(cudaMalloc(&slots, all.size() * sizeof(SlotFactors)));
@@ -187,13 +189,13 @@ struct Data {
   FewRowSlots slots_of(int rows) const {
     if (changes.sets == 0) return {};
     return {runs + (rows - 1) * kMostRows, static_cast<int>(runs_of(rows).size()),
-            (changes.rank + 15) / 16 * 16, changes.sets};
+            (changes.rank + 15) / 16 * 16, changes.table()};
   }
   FewRowChange change(int copy, std::size_t i) const {
     FewRowChange made;
     if (changes.sets == 0) return made;
     made.slots = slots + (static_cast<std::size_t>(copy) * shape.columns.size() + i) *
-                             static_cast<std::size_t>(changes.sets);
+                             static_cast<std::size_t>(changes.table());
     made.low = lows + static_cast<int>(i) * ((changes.rank + 15) / 16 * 16);
     made.low_stride = low_width();
     return made;
@@ -338,8 +340,10 @@ int main(int argc, char** argv) {
     Changes changes;
     for (int i = 1; i < argc; ++i) {
       const std::string given = argv[i];
-      if ((given == "--sets" || given == "--rank") && i + 1 < argc)
-        (given == "--sets" ? changes.sets : changes.rank) = std::atoi(argv[++i]);
+      if ((given == "--sets" || given == "--rank" || given == "--slots") && i + 1 < argc)
+        (given == "--sets"   ? changes.sets
+         : given == "--rank" ? changes.rank
+                             : changes.slots) = std::atoi(argv[++i]);
       else if (given.find_first_not_of("0123456789") == std::string::npos)
         all_rows.push_back(std::clamp(std::atoi(argv[i]), 1, kMostRows));
       else

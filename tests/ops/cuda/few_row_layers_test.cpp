@@ -135,7 +135,9 @@ TEST_F(GpuFewRowLayers, OfABatchWithChangesEqualReference) {
                  {64, 1024, {3584, 3584}, {16, 16}, true, true, false},
                  {20, 2560, {9216, 9216}, {32, 8}, true, true, false},
                  {30, 72, {516, 516}, {0, 64}, false, true, false},
-                 {40, 64, {600, 8}, {16, 0}, true, false, false}});
+                 {40, 64, {600, 8}, {16, 0}, true, false, false},
+                 {30, 256, {1024, 512, 4, 4}, {16, 16, 16, 16}, true, false, false},
+                 {64, 640, {528, 24, 24, 16}, {16, 16, 16, 16}, true, false, false}});
 }
 
 TEST_F(GpuFewRowLayers, WithChangesEqualReference) {
@@ -291,6 +293,8 @@ TEST_F(GpuFewRowLayers, OfABatchWithSlotsEqualReference) {
   expect_slot_layers({64, 3584, {1024}, {}, false, false, true}, {26, 16, 128});
   expect_slot_layers({17, 72, {520, 16}, {}, false, false, false},
                      {8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8});
+  expect_slot_layers({30, 256, {1024, 512, 4, 4}, {}, true, false, false}, {16, 16, 16});
+  expect_slot_layers({64, 640, {528, 24, 24, 16}, {}, true, false, false}, {16, 16, 16, 16});
 }
 
 }  // namespace

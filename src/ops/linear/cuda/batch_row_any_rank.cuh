@@ -38,12 +38,21 @@ struct LowSlice {
   short first, rows;
 };
 
-/// Shared by the changing warps. kUnits: slots of B that a warp has.
-template <int kUnits>
+/// Columns of a warp's piece of work and bytes of a slot, by the pitch of the sums: a fourth of
+/// wide tiles, one layer's half of narrow ones.
+constexpr __host__ __device__ int span_of(int pitch) {
+  return pitch > 192 ? 48 : pitch > 132 ? 80 : 64;
+}
+constexpr __host__ __device__ int slot_of(int pitch) {
+  return pitch > 132 && pitch <= 192 ? 2304 : kSlotBytes;
+}
+
+/// Shared by the changing warps. kUnits: slots of B that a warp has, of kOwnSlot bytes.
+template <int kUnits, int kLowSteps, int kOwnSlot>
 struct ChangeShared {
-  alignas(128) unsigned char b[kChangers][kUnits][kSlotBytes];
+  alignas(128) unsigned char b[kChangers][kUnits][kOwnSlot];
   union {
-    LowSums making;
+    LowSums<kLowSteps> making;
     alignas(16) bf16 lows[kChangers][kMostSlices][kRunRows][kRanks];
   };
   u64 landed[kChangers][kUnits];  ///< Barriers.
@@ -72,21 +81,29 @@ __device__ __forceinline__ void store_shared4(u32 to, float v) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(v) : "memory");
 }
 
+/// What is read once leaves the L2 before what other launches left there.
+__device__ __forceinline__ u64 read_once() {
+  u64 policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
 /// Consecutive bytes, a multiple of 16, to shared memory.
 __device__ __forceinline__ void bulk_copy(u32 to, const void* from, u32 bytes, u32 barrier) {
   asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
-          "r"(to),
-      "l"(from), "r"(bytes), "r"(barrier)
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1], %2, [%3], %4;" ::"r"(to),
+      "l"(from), "r"(bytes), "r"(barrier), "l"(read_once())
       : "memory");
 }
 
 /// The columns [first, first + columns) of a sum (gated: of both its layers) for the rows
 /// [row_base, row_base + rows). kPitch: floats of a row of the changes.
-template <int kPitch, int kUnits>
-struct ChangesOfAnyRank : LowMaker {
-  using Shared = ChangeShared<kUnits>;
-  static constexpr int kSpan = kPitch > 192 ? 48 : 64;  ///< Columns of a warp's piece of work.
+template <int kPitch, int kUnits, int kLowSteps>
+struct ChangesOfAnyRank : LowMaker<kLowSteps> {
+  using Shared = ChangeShared<kUnits, kLowSteps, slot_of(kPitch)>;
+  using LowMaker<kLowSteps>::parts;
+  static constexpr int kSpan = span_of(kPitch);  ///< Columns of a warp's piece of work.
   const FewRowSum& sum;
   int which, first, columns, row_base, rows;
 

@@ -16,15 +16,15 @@ namespace heddle::ops::cuda::batch_row {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 /// The changes of a CTA's tile, and its share of all lows.
-template <int kPitch, int kUnits>
-struct ChangedTile : ChangesOfAnyRank<kPitch, kUnits> {
-  using Base = ChangesOfAnyRank<kPitch, kUnits>;
+template <int kPitch, int kUnits, int kSteps>
+struct ChangedTile : ChangesOfAnyRank<kPitch, kUnits, kSteps> {
+  using Base = ChangesOfAnyRank<kPitch, kUnits, kSteps>;
   using Base::begin, Base::fetch, Base::fetch_norm, Base::fetch_rows, Base::first_part, Base::look;
-  using Base::columns, Base::first, Base::kAhead, Base::kSpan, Base::kThreads, Base::parts;
+  using Base::columns, Base::first, Base::kNorms, Base::kSpan, Base::kThreads, Base::parts;
   using Base::look_at_part, Base::make_part, Base::multiply, Base::part_of, Base::put_norm;
   using Base::row_base, Base::rows, Base::run_of, Base::sum, Base::tile_of, Base::which;
+  using typename Base::FirstPart;
   using typename Base::Found;
-  using typename Base::NormPart;
   using typename Base::Part;
   using typename Base::Shared;
   static constexpr int kListers = 128;  ///< Threads that list the jobs.
@@ -70,41 +70,40 @@ struct ChangedTile : ChangesOfAnyRank<kPitch, kUnits> {
 
   /// Changes [rows, kPitch] by kChangers warps, zeros where there is none; of a gated sum those of
   /// the second layer follow the first one's columns. They lack the norm's factor of the row.
-  /// `found`: of the CTA's first part. `beginners`: the threads that call begin_changes().
+  /// `own`: the CTA's first part. `beginners`: the threads that call begin_changes().
   /// is_maker: of a CTA that makes lows alone.
-  __device__ __forceinline__ void make(int thread, const Found& found, Shared& shared,
+  /// kEarly: see LowMaker::fetch_first().
+  template <bool kEarly>
+  __device__ __forceinline__ void make(int thread, const FirstPart& own, Shared& shared,
                                        int beginners, bool is_maker, float* changes) const {
     int at = first_part();
     u32 round;
     {
-      const Part part = at < parts.count ? part_of(at, found) : Part{};
-      FewRowVector a[kAhead][2], x[kAhead][1];
-      fetch(part, thread, a);
-      const NormPart norm = fetch_norm(part, thread);
       if (is_maker) {
         wait_for_previous();
       } else {
-        named_sync(6, kThreads + 32);
+        named_sync(kEarly ? 9 : 6, kThreads + 32);
         mbar_wait(smem_u32(&shared.released), 0);
       }
-      fetch_rows(part, thread, x);
+      FewRowVector x[kSteps][1];
+      fetch_rows(own.part, thread, x);
       round = load_relaxed(parts.counter) + 1;
-      put_norm(norm, thread, shared.making);
+      for (int i = 0; i < kNorms; ++i) put_norm(own.norm[i], thread + i * kThreads, shared.making);
       named_sync(4, kThreads);
-      if (part.run.rows > 0) make_part(part, thread, a, x, shared.making, round);
+      if (own.part.run.rows > 0) make_part(own.part, thread, own.a, x, shared.making, round);
     }
     if (!is_maker) {
       named_sync(5, beginners + kThreads);
       if (shared.others != 0) begin(thread / 32, shared);
-      bring_rest_near(thread, shared);
     }
     for (at += parts.makers; at < parts.count; at += parts.makers) {
       const Part part = part_of(at, look_at_part(at));
       if (part.run.rows <= 0) continue;
-      FewRowVector a[kAhead][2], x[kAhead][1];
+      FewRowVector a[kSteps][2], x[kSteps][1];
       fetch(part, thread, a);
       fetch_rows(part, thread, x);
-      put_norm(fetch_norm(part, thread), thread, shared.making);
+      for (int i = 0; i < kNorms; ++i)
+        put_norm(fetch_norm(part, thread + i * kThreads), thread + i * kThreads, shared.making);
       named_sync(4, kThreads);
       make_part(part, thread, a, x, shared.making, round);
     }
@@ -113,7 +112,11 @@ struct ChangedTile : ChangesOfAnyRank<kPitch, kUnits> {
                        : multiply(thread / 32, shared, round, changes);
   }
 
-  /// By a warp that does not change: until the changing ones have asked for A.
+  /// By a warp that does not change: says to the changing ones that `released` is there.
+  __device__ __forceinline__ void say_begun() const {
+    asm volatile("bar.arrive 9, %0;" ::"n"(kThreads + 32) : "memory");
+  }
+  /// By that warp: until the changing ones have asked for A.
   __device__ __forceinline__ void wait_for_first_part() const { named_sync(6, kThreads + 32); }
 
   /// Zeros to the changes, by `threads` threads.
@@ -127,17 +130,6 @@ struct ChangedTile : ChangesOfAnyRank<kPitch, kUnits> {
     return thread < kMostRuns ? sum.change : sum.up_change;
   }
 
-  /// B that does not fit the slots at once will be asked for when some of it is multiplied.
-  __device__ __forceinline__ void bring_rest_near(int thread, Shared& shared) const {
-    const int spans = (columns + kSpan - 1) / kSpan, valid = min(columns, sum.columns - first);
-    if (shared.count * spans <= kChangers * kUnits || valid <= 0) return;
-    for (int i = thread; i < shared.count; i += kThreads) {
-      const ChangeJob& job = shared.jobs[i];
-      if (job.width > 0)
-        bring_near(job.b + int64_t{first} * job.rank, static_cast<u32>(valid * job.rank * 2));
-    }
-  }
-
   /// Where all ranks are kRanks: unit u is columns of job u / spans, of warp u % kChangers.
   __device__ __forceinline__ int log_of_spans() const {
     return columns <= kSpan ? 0 : columns <= 2 * kSpan ? 1 : 2;
@@ -146,7 +138,7 @@ struct ChangedTile : ChangesOfAnyRank<kPitch, kUnits> {
     const int log = log_of_spans(), column = (unit & ((1 << log) - 1)) * kSpan;
     if (unit >= shared.count << log) return;
     const u32 barrier = smem_u32(&shared.landed[warp][slot]);
-    const int count = min(kSpan, sum.columns - first - column);
+    const int count = min(min(kSpan, columns - column), sum.columns - first - column);
     if (count > 0) {
       const u32 bytes = static_cast<u32>(count * kRanks * 2);
       mbar_expect(barrier, bytes);
@@ -162,6 +154,7 @@ struct ChangedTile : ChangesOfAnyRank<kPitch, kUnits> {
               all = shared.count << log;
     const u32 slots = smem_u32(shared.b[warp][0]) + g * (kRanks * 2) + t * 8,
               landed = smem_u32(&shared.landed[warp][0]), to_all = smem_u32(changes) + g * 4;
+    constexpr int kOwnSlot = slot_of(kPitch);
     int phase = 0;
     for (int base = warp; base < all; base += kChangers * kUnits, phase ^= 1) {
       // The lows of all slots' units, of which a lane has four ranks of a row.
@@ -183,29 +176,52 @@ struct ChangedTile : ChangesOfAnyRank<kPitch, kUnits> {
         if (2 * t < count && row >= 0 && row < rows) own |= 1U << (2 * k);
         if (2 * t + 1 < count && row + 1 >= 0 && row + 1 < rows) own |= 2U << (2 * k);
       }
-      for (int depth = 0; depth < parts.depths; ++depth) {
-        ulonglong2 words[kUnits][2];
-        bool is_done;
-        do {
+      // Words of as many depths at once as registers hold; those that are not there again.
+      constexpr int kAtOnce = kUnits > 3 ? 1 : 2, kDepthWords = kMostBatchRows * kRanks;
+      for (int depth = 0; depth < parts.depths; depth += kAtOnce) {
+        ulonglong2 words[kAtOnce][kUnits][2];
+        const auto is_wanted = [&](int d, int k) {
+          return from[k] >= 0 && depth + d < parts.depths;
+        };
+        const auto is_there = [&](int d, int k) {
+          return are_of(words[d][k][0], round) && are_of(words[d][k][1], round);
+        };
+        const auto ask = [&](int d, int k) {
+          const u64* const at = parts.words + from[k] + d * kDepthWords;
+          words[d][k][0] = load_words(at);
+          words[d][k][1] = load_words(at + 2);
+        };
+#pragma unroll
+        for (int d = 0; d < kAtOnce; ++d) {
+#pragma unroll
+          for (int k = 0; k < kUnits; ++k) {
+            if (is_wanted(d, k)) ask(d, k);
+          }
+        }
+        for (bool is_done = false; !is_done;) {
           is_done = true;
 #pragma unroll
-          for (int k = 0; k < kUnits; ++k) {
-            if (from[k] < 0) continue;
-            words[k][0] = load_words(parts.words + from[k]);
-            words[k][1] = load_words(parts.words + from[k] + 2);
+          for (int d = 0; d < kAtOnce; ++d) {
+#pragma unroll
+            for (int k = 0; k < kUnits; ++k) {
+              if (!is_wanted(d, k) || is_there(d, k)) continue;
+              ask(d, k);
+              is_done = false;
+            }
           }
+        }
+#pragma unroll
+        for (int d = 0; d < kAtOnce; ++d) {
 #pragma unroll
           for (int k = 0; k < kUnits; ++k) {
-            if (from[k] >= 0 && !(are_of(words[k][0], round) && are_of(words[k][1], round)))
-              is_done = false;
+            if (!is_wanted(d, k)) continue;
+            low[k][0] += value_of(words[d][k][0].x), low[k][1] += value_of(words[d][k][0].y);
+            low[k][2] += value_of(words[d][k][1].x), low[k][3] += value_of(words[d][k][1].y);
           }
-        } while (!is_done);
+        }
 #pragma unroll
         for (int k = 0; k < kUnits; ++k) {
-          if (from[k] < 0) continue;
-          low[k][0] += value_of(words[k][0].x), low[k][1] += value_of(words[k][0].y);
-          low[k][2] += value_of(words[k][1].x), low[k][3] += value_of(words[k][1].y);
-          from[k] += kMostBatchRows * kRanks;
+          if (from[k] >= 0) from[k] += kAtOnce * kDepthWords;
         }
       }
       __syncwarp();
@@ -214,7 +230,8 @@ struct ChangedTile : ChangesOfAnyRank<kPitch, kUnits> {
         const int unit = base + k * kChangers;
         if (unit >= all) break;
         mbar_wait(landed + k * 8, phase);
-        const u32 slot = slots + k * kSlotBytes;
+        const u32 slot = slots + k * kOwnSlot;
+        const int valid = columns - (unit & ((1 << log) - 1)) * kSpan;  // a multiple of 8
         const u32 x = pack_bf16(low[k][0], low[k][1]), y = pack_bf16(low[k][2], low[k][3]);
         uint2 b[kSpan / 8];
 #pragma unroll
@@ -231,8 +248,8 @@ struct ChangedTile : ChangesOfAnyRank<kPitch, kUnits> {
           const u32 at = to_all + to[k] + r * kPitch * 4;
 #pragma unroll
           for (int j = 0; j < kSpan / 16; ++j) {
-            store_shared4(at + j * 64, sums[j][r]);
-            store_shared4(at + j * 64 + 32, sums[j][r + 2]);
+            if (j * 16 < valid) store_shared4(at + j * 64, sums[j][r]);
+            if (j * 16 + 8 < valid) store_shared4(at + j * 64 + 32, sums[j][r + 2]);
           }
         }
         if (unit + kChangers * kUnits >= all) continue;
@@ -245,7 +262,7 @@ struct ChangedTile : ChangesOfAnyRank<kPitch, kUnits> {
 
 #else
 
-template <int kPitch, int kUnits>
+template <int kPitch, int kUnits, int kSteps>
 struct ChangedTile;
 
 #endif

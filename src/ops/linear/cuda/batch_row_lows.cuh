@@ -16,7 +16,12 @@ using few_row::RunOfChange;
 
 constexpr int kMostRuns = 64, kChangers = 8;  ///< Runs of rows with one set; warps of a CTA.
 constexpr int kRunRows = kMostSlotRows, kRanks = kFewRowColumns;  ///< Rows and ranks of a part.
-constexpr int kPartDepth = 1024;
+constexpr int kStepDepth = kChangers * kFewRowDepth;  ///< Depth of a product of all warps.
+/// Steps of a part. With wide tiles CTAs would have a part more of 32 sets if there were fewer;
+/// with others 5 are slower. `is_shared`: CTAs share the depth of a tile.
+constexpr int steps_of_part(int groups, bool is_shared) {
+  return groups <= 2 ? 4 : is_shared ? 6 : 5;
+}
 constexpr int kMostSets = 64;  ///< Sets whose slots a warp looks up at once.
 
 /// How the lows of a launch are cut and where they meet.
@@ -27,6 +32,7 @@ struct alignas(64) LowParts {
   int runs;    ///< Runs of rows; kMostRuns / 8 of 8 rows if there is no table.
   int depths;  ///< Parts of the depth.
   int count;   ///< Parts of all lows.
+  int tiles;   ///< CTAs that have tiles; the others make lows alone.
   int makers;  ///< CTAs that make them, which the device holds all at once.
   const void* x;
   int64_t x_stride;
@@ -36,8 +42,9 @@ struct alignas(64) LowParts {
 };
 
 /// Shared by the warps that make a part.
+template <int kSteps>
 struct LowSums {
-  alignas(16) float norm[kPartDepth];  ///< Its scale.
+  alignas(16) float norm[kSteps * kStepDepth];  ///< Its scale.
   float sums[kChangers][kRunRows][kRanks];
 };
 
@@ -82,8 +89,9 @@ __device__ __forceinline__ FewRowVector load_early8(const bf16* from) {
 }
 
 /// The parts of a launch's lows, by kChangers warps of each CTA.
+template <int kSteps>
 struct LowMaker {
-  static constexpr int kThreads = kChangers * 32;
+  static constexpr int kThreads = kChangers * 32, kPartDepth = kSteps * kStepDepth;
   const few_row::Arguments& p;
   const LowParts& parts;
 
@@ -123,8 +131,6 @@ struct LowMaker {
   }
 
  protected:
-  static constexpr int kAhead = kPartDepth / (kChangers * kFewRowDepth);
-
   /// 16 ranks of a change's lows for one run of rows, of a part of the depth.
   struct Part {
     RunOfChange run;
@@ -212,13 +218,13 @@ struct LowMaker {
     return {run, rank, min(kRanks, run.rank - rank), depth * kPartDepth, words_of(tile, depth)};
   }
   __device__ __forceinline__ void fetch(const Part& part, int thread,
-                                        FewRowVector (&a)[kAhead][2]) const {
+                                        FewRowVector (&a)[kSteps][2]) const {
     const int line = thread % 32 / 4,
               place = part.depth + thread / 32 * kFewRowDepth + thread % 4 * 8;
     const bf16* const from = part.run.a + (part.rank + line) * part.run.a_stride + place;
 #pragma unroll
-    for (int n = 0; n < kAhead; ++n) {
-      const int at = n * kChangers * kFewRowDepth;
+    for (int n = 0; n < kSteps; ++n) {
+      const int at = n * kStepDepth;
       a[n][0] = {}, a[n][1] = {};
       if (place + at >= parts.depth) continue;
       if (line < part.ranks) a[n][0] = load_early8(from + at);
@@ -227,26 +233,27 @@ struct LowMaker {
   }
 
   __device__ __forceinline__ void fetch_rows(const Part& part, int thread,
-                                             FewRowVector (&x)[kAhead][1]) const {
+                                             FewRowVector (&x)[kSteps][1]) const {
     const int line = thread % 32 / 4,
               place = part.depth + thread / 32 * kFewRowDepth + thread % 4 * 8;
 #pragma unroll
-    for (int n = 0; n < kAhead; ++n) {
-      const int at = place + n * kChangers * kFewRowDepth;
+    for (int n = 0; n < kSteps; ++n) {
+      const int at = place + n * kStepDepth;
       x[n][0] = {};
       if (at < parts.depth && line < part.run.rows)
         x[n][0] = load_row(parts.x, (part.run.first + line) * parts.x_stride + at);
     }
   }
 
-  /// Four of the norm's scales of a part, on their way.
+  /// Four of the norm's scales of a part, on their way. If kNorms is 2 some threads have four more.
+  static constexpr int kNorms = (kPartDepth / 4 + kThreads - 1) / kThreads;
   struct NormPart {
     uint4 bits;
     bool is_there;
   };
   __device__ __forceinline__ NormPart fetch_norm(const Part& part, int thread) const {
     const int at = part.depth + 4 * thread;
-    NormPart found{{0, 0, 0, 0}, at < parts.depth};
+    NormPart found{{0, 0, 0, 0}, 4 * thread < kPartDepth && at < parts.depth};
     if (parts.norm.weight == nullptr || !found.is_there) return found;
     if (parts.norm.weight_type == Element::kBFloat16) {
       const uint2 v =
@@ -258,10 +265,33 @@ struct LowMaker {
     }
     return found;
   }
+
+ public:
+  __device__ __forceinline__ bool makes_alone() const {
+    return static_cast<int>(blockIdx.x) >= parts.tiles;
+  }
+
+  /// A CTA's first part, and its A and norm on their way.
+  struct FirstPart {
+    Part part;
+    FewRowVector a[kSteps][2];
+    NormPart norm[kNorms];
+  };
+  /// kEarly: the warp that asks for matrices does not wait until A is asked for by all.
+  template <bool kEarly>
+  __device__ __forceinline__ void fetch_first(int thread, FirstPart& first) const {
+    const int at = first_part();
+    first.part = at < parts.count ? part_of(at, look_at_part(at)) : Part{};
+    fetch(first.part, thread, first.a);
+    for (int i = 0; i < kNorms; ++i) first.norm[i] = fetch_norm(first.part, thread + i * kThreads);
+    if (kEarly && !makes_alone()) asm volatile("bar.arrive 6, %0;" ::"n"(kThreads + 32) : "memory");
+  }
+
+ protected:
   /// To shared memory, zeros beyond the depth.
   __device__ __forceinline__ void put_norm(const NormPart& found, int thread,
-                                           LowSums& shared) const {
-    if (parts.norm.weight == nullptr) return;
+                                           LowSums<kSteps>& shared) const {
+    if (parts.norm.weight == nullptr || 4 * thread >= kPartDepth) return;
     const uint4& bits = found.bits;
     float4 v = {0, 0, 0, 0};
     if (found.is_there) {
@@ -278,16 +308,15 @@ struct LowMaker {
 
   /// x times A, its factor included, to words.
   __device__ __forceinline__ void make_part(const Part& part, int thread,
-                                            const FewRowVector (&a)[kAhead][2],
-                                            FewRowVector (&x)[kAhead][1], LowSums& shared,
+                                            const FewRowVector (&a)[kSteps][2],
+                                            FewRowVector (&x)[kSteps][1], LowSums<kSteps>& shared,
                                             u32 round) const {
     float total[1][4] = {};
 #pragma unroll
-    for (int n = 0; n < kAhead; ++n) {
+    for (int n = 0; n < kSteps; ++n) {
       if (parts.norm.weight != nullptr) {
-        const float4* const scale =
-            reinterpret_cast<const float4*>(shared.norm + thread / 32 * kFewRowDepth +
-                                            thread % 4 * 8 + n * kChangers * kFewRowDepth);
+        const float4* const scale = reinterpret_cast<const float4*>(
+            shared.norm + thread / 32 * kFewRowDepth + thread % 4 * 8 + n * kStepDepth);
         const float4 low = scale[0], high = scale[1];
         float v[8];
         unpack(x[n][0], v);

@@ -10,12 +10,18 @@
 namespace heddle::ops::cuda::batch_row {
 
 constexpr int kDepth = 64, kScalers = 4, kMostSplit = 8, kGroupColumns = 64;
-constexpr u32 kMatrixBytes = kGroupColumns * kDepth * 2;
+constexpr int kNarrowColumns = 144;  ///< Of tiles that are narrow for three groups.
+constexpr u32 kColumnBytes = kDepth * 2;
 
-/// How many slots a changing warp has for B where a tile has two groups. Four (kShallow) hold that
-/// of 32 sets before the lows are there; two (kDeep) leave more stages of the ring to CTAs that go
-/// over all of a large depth.
-enum class Changes { kNone, kShallow, kDeep };
+/// From the first column of a multiplying warpgroup to the next one's, a multiple of 8. They have
+/// kGroupColumns each, some of which both have if a tile has fewer.
+constexpr __host__ __device__ int columns_between(int columns, int groups) {
+  return groups > 1 ? (columns - kGroupColumns) / (groups - 1) : 0;
+}
+
+/// Whose changes a CTA has. kShallow: those of at most half of the rows, as it shares the depth;
+/// kDeep: all; kNarrow: all, in tiles of at most kNarrowColumns, which leave more to the ring.
+enum class Changes { kNone, kShallow, kDeep, kNarrow };
 
 /// kRows: of a, rounded up; kGroups: multiplying warpgroups.
 template <int kRows, int kGroups, Changes kChanges>
@@ -27,28 +33,46 @@ struct Layout {
   static constexpr bool kHasLoader = !kIsChanged || kGroups == 1;
   static constexpr int kFirstChanger = kWriters + (kHasLoader ? 32 : 0);
   static constexpr int kThreads = kFirstChanger + (kIsChanged ? kChangers * 32 : 0);
-  static constexpr int kColumns = kGroups * kGroupColumns;
+  static constexpr int kColumns =
+      kChanges == Changes::kNarrow ? kNarrowColumns : kGroups * kGroupColumns;
   static constexpr int kPitch = kColumns + 4;  ///< Floats of a row of the sums on the way out.
   static constexpr u32 kRowBytes = kRows * kDepth * 2;
-  static constexpr u32 kStageBytes = kGroups * kMatrixBytes + kRowBytes;
-  static constexpr int kUnits = kGroups == 2 && kChanges == Changes::kShallow ? 4 : 2;
-  using Changed = ChangedTile<kPitch, kUnits>;
+  static constexpr u32 kStageBytes = kColumns * kColumnBytes + kRowBytes;
+  /// Slots of a changing warp. The ring has what they leave.
+  static constexpr int kUnits = kChanges == Changes::kNarrow                   ? 1
+                                : kChanges == Changes::kShallow && kGroups > 2 ? 3
+                                                                               : 2;
+  /// Rows whose changes a CTA has: with kShallow at least two share them.
+  static constexpr int kChangedRows = kChanges == Changes::kShallow ? kRows / 2 : kRows;
+  /// Changing warps ask for A before they look at their tile. With fewer groups that is slower.
+  static constexpr bool kAsksEarly = kGroups > 2;
+  static constexpr int kLowSteps = steps_of_part(kGroups, kChanges == Changes::kShallow);
+  using Changed = ChangedTile<kPitch, kUnits, kLowSteps>;
+  using Shared = ChangeShared<kUnits, kLowSteps, slot_of(kPitch)>;
   static constexpr u32 kChangeBytes =
-      kIsChanged ? kRows * kPitch * 4 + sizeof(ChangeShared<kUnits>) + 128 : 0;
+      kIsChanged ? kChangedRows * kPitch * 4 + sizeof(Shared) + 128 : 0;
+  /// Of 80 a thread, by all warps but the changing ones and by these; 0: all keep what they have.
+  static constexpr int kKeptRegisters = kIsChanged && kGroups > 2 ? 72 : 0, kTakenRegisters = 96;
   /// CTAs of a multiprocessor.
   static constexpr int kResident = kGroups > 2 || kIsChanged ? 1 : 2;
   /// An even number: a scaling warp has every second block, and so must see each use of its stages,
   /// as a barrier tells only one use from the next.
   static constexpr int kStages =
-      ((kIsChanged ? 224 : 200) * 1024 / kResident - kChangeBytes) / kStageBytes / 2 * 2;
+      ((kIsChanged ? 226 : 200) * 1024 / kResident - kChangeBytes) / kStageBytes / 2 * 2;
   static constexpr u32 kBarriers = kStages * kStageBytes;
   static constexpr u32 kSquares = (kBarriers + 3 * kStages * 8 + 15) / 16 * 16;
   static constexpr u32 kFactors = kSquares + 2 * kRows * 4;
   static constexpr u32 kChangeSums = kFactors + kRows * 4;
-  static constexpr u32 kShared = (kChangeSums + kRows * kPitch * 4 + 127) / 128 * 128;
+  static constexpr u32 kShared = (kChangeSums + kChangedRows * kPitch * 4 + 127) / 128 * 128;
   static constexpr u32 kBytes = kChangeSums + kChangeBytes;
   static_assert(kBytes + 1024 <= 227 * 1024 && kStages >= 4);
   static_assert(kRows * kPitch * 4 <= kBarriers);
+};
+
+/// Outputs of the second of two sums that are one; none: null.
+struct Twin {
+  void* y;
+  int64_t y_stride;
 };
 
 struct Arguments {
@@ -56,20 +80,33 @@ struct Arguments {
   CUtensorMap rows_map, maps[kMostFewRowSums + 1];
   few_row::Arguments few;  ///< first_block: tiles.
   int map_of[kMostFewRowSums];
+  Twin twins[kMostFewRowSums];
   bool is_wide[kMostFewRowSums];  ///< Four elements of y and start are 8 bytes of memory.
+  int columns;                    ///< Of a tile; see columns_between().
   int split;                      ///< CTAs of a cluster, which share the depth of a tile.
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-/// A CTA's work: blocks [begin, begin + steps) of the depth.
+/// Registers that changing warps take from the others, where all have too few for A of a part.
+template <class L>
+__device__ __forceinline__ void give_registers() {
+  if constexpr (L::kKeptRegisters > 0) set_max_registers_down<L::kKeptRegisters>();
+}
+template <class L>
+__device__ __forceinline__ void take_registers() {
+  if constexpr (L::kKeptRegisters > 0) set_max_registers_up<L::kTakenRegisters>();
+}
+
+/// A CTA's work: blocks [begin, begin + steps) of the depth for columns [first, first + columns) of
+/// a sum or, if it has halves, of both.
 struct Work {
   const Arguments& p;
   const few_row::Arguments& few;
   const FewRowSum& sum;
-  int which, first, begin, steps, rank;
+  int which, columns, first, begin, steps, rank;
 
-  __device__ __forceinline__ bool is_gated() const { return sum.up != nullptr; }
+  __device__ __forceinline__ bool has_halves() const { return sum.up != nullptr; }
 };
 
 /// The ring and its barriers, by block of the CTA's work.
@@ -81,7 +118,9 @@ struct Ring {
   static __device__ __forceinline__ int stage(int i) { return i % L::kStages; }
   static __device__ __forceinline__ int phase(int i) { return i / L::kStages & 1; }
   __device__ __forceinline__ u32 matrix(int i) const { return base + stage(i) * L::kStageBytes; }
-  __device__ __forceinline__ u32 rows(int i) const { return matrix(i) + kGroups * kMatrixBytes; }
+  __device__ __forceinline__ u32 rows(int i) const {
+    return matrix(i) + L::kColumns * kColumnBytes;
+  }
   __device__ __forceinline__ u32 full(int i) const { return base + L::kBarriers + stage(i) * 8; }
   __device__ __forceinline__ u32 scaled(int i) const { return full(i) + L::kStages * 8; }
   __device__ __forceinline__ u32 empty(int i) const { return full(i) + 2 * L::kStages * 8; }
@@ -98,15 +137,33 @@ struct Ring {
 /// Stages that are asked for before the changes' A, for which other CTAs' lows wait.
 constexpr int kBeforeLows = 2;
 
+/// A box of a matrix, which is read once.
+__device__ __forceinline__ void load_box_once(u32 to, const CUtensorMap* map, int x, int y,
+                                              u32 barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
+      "l"(map), "r"(x), "r"(y), "r"(barrier), "l"(read_once())
+      : "memory");
+}
+
 template <int kRows, int kGroups, Changes kChanges>
 __device__ __forceinline__ void load_matrix(const Work& work,
                                             const Ring<kRows, kGroups, kChanges>& ring, int i) {
   const int depth = (work.begin + i) * kDepth;
   const CUtensorMap* const map = &work.p.maps[work.p.map_of[work.which]];
-  mbar_expect(ring.full(i), Layout<kRows, kGroups, kChanges>::kStageBytes);
+  mbar_expect(ring.full(i),
+              work.p.columns * kColumnBytes + Layout<kRows, kGroups, kChanges>::kRowBytes);
+  if constexpr (Layout<kRows, kGroups, kChanges>::kIsChanged) {
+    load_box_once(ring.matrix(i), map, depth, work.first, ring.full(i));
+    if (work.has_halves())
+      load_box_once(ring.matrix(i) + work.columns * kColumnBytes, map + 1, depth, work.first,
+                    ring.full(i));
+    return;
+  }
   bulk_load_box(ring.matrix(i), map, depth, work.first, ring.full(i));
-  if (work.is_gated())
-    bulk_load_box(ring.matrix(i) + kGroups * kMatrixBytes / 2, map + 1, depth, work.first,
+  if (work.has_halves())
+    bulk_load_box(ring.matrix(i) + work.columns * kColumnBytes, map + 1, depth, work.first,
                   ring.full(i));
 }
 template <int kRows, int kGroups, Changes kChanges>
@@ -218,22 +275,31 @@ __device__ __forceinline__ void multiply(const Work& work,
   using L = Layout<kRows, kGroups, kChanges>;
   const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
   const bool is_normed = work.few.norm.weight != nullptr;
+  const int between = columns_between(work.p.columns, kGroups), first = group * between,
+            known = group > 0 ? kGroupColumns - between : 0;  // columns that another group has too
   float acc[kRows / 8][4];
   for (int i = 0; i < work.steps; ++i) {
     mbar_wait(ring.full(i), ring.phase(i));
     if (is_normed) mbar_wait(ring.scaled(i), ring.phase(i));
-    const u64 a = make_descriptor(ring.matrix(i) + group * kMatrixBytes),
+    const u64 a = make_descriptor(ring.matrix(i) + first * kColumnBytes),
               b = make_descriptor(ring.rows(i));
     MmaHopper::fence();
 #pragma unroll
     for (int k = 0; k < kDepth / 16; ++k)
       wgmma_ss<0, 0>(acc, a + ((k * 32) >> 4), b + ((k * 32) >> 4), i > 0 || k > 0);
     MmaHopper::commit();
-    MmaHopper::wait<1>();
-    if (i > 0 && lane == 0) mbar_arrive(ring.empty(i - 1));
+    // At once and not behind the next block's, which may be long in coming: the place of this one
+    // is one more that is under way.
+    if constexpr (L::kIsChanged) {
+      MmaHopper::wait<0>();
+      if (lane == 0) mbar_arrive(ring.empty(i));
+    } else {
+      MmaHopper::wait<1>();
+      if (i > 0 && lane == 0) mbar_arrive(ring.empty(i - 1));
+    }
     if constexpr (!L::kHasLoader) {
-      const int next = i - 1 + L::kStages;
-      if (threadIdx.x == 0 && i > 0 && next < work.steps) load_next(work, ring, next);
+      const int next = i + L::kStages;
+      if (threadIdx.x == 0 && next < work.steps) load_next(work, ring, next);
     }
   }
   MmaHopper::wait<0>();
@@ -242,9 +308,11 @@ __device__ __forceinline__ void multiply(const Work& work,
 #pragma unroll
   for (int n = 0; n < kRows / 8; ++n) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
-      sums[(n * 8 + lane % 4 * 2 + i % 2) * L::kPitch + group * kGroupColumns + warp * 16 +
-           lane / 4 + i / 2 * 8] = acc[n][i];
+    for (int i = 0; i < 4; ++i) {
+      const int column = warp * 16 + i / 2 * 8;
+      if (column >= known)
+        sums[(n * 8 + lane % 4 * 2 + i % 2) * L::kPitch + first + column + lane / 4] = acc[n][i];
+    }
   }
 }
 

@@ -25,6 +25,7 @@
 
 #include "ops/cuda/reduce.cuh"
 #include "ops/cuda/tensor_map.h"
+#include "ops/linear/cuda/batch_row_cut.cuh"
 #include "ops/linear/cuda/batch_row_exchange.h"
 #include "ops/linear/cuda/batch_row_parts.cuh"
 
@@ -86,7 +87,8 @@ __device__ __forceinline__ void write_out(const Work& work, u32 base, float* fac
   const FewRowSum& sum = work.sum;
   const int split = work.p.split, per = kRows / split, row_base = work.rank * per,
             thread = threadIdx.x;
-  const bool is_normed = few.norm.weight != nullptr, is_wide = work.p.is_wide[work.which];
+  const bool is_normed = few.norm.weight != nullptr, is_wide = work.p.is_wide[work.which],
+             is_pair = work.p.twins[work.which].y != nullptr;
   if (is_normed) {
     if (thread < per) {
       const u32 at = base + L::kSquares + (row_base + thread) * 4;
@@ -100,7 +102,7 @@ __device__ __forceinline__ void write_out(const Work& work, u32 base, float* fac
     }
     named_sync(2, L::kWriters);
   }
-  const int groups = (work.is_gated() ? L::kColumns / 2 : L::kColumns) / 4;  // of four columns
+  const int groups = work.columns / 4;  // of four columns
   for (int i = thread; i < per * groups; i += L::kWriters) {
     const int own = i / groups, row = row_base + own, column = i % groups * 4,
               valid = row < few.rows ? sum.columns - work.first - column : 0;
@@ -121,13 +123,72 @@ __device__ __forceinline__ void write_out(const Work& work, u32 base, float* fac
                     y.w * factor * sum.scale};
     };
     float4 y = value(column);
-    if (work.is_gated()) {
-      const float4 up = value(column + L::kColumns / 2);
+    if (is_pair) {
+      const Twin& twin = work.p.twins[work.which];
+      store4(static_cast<bf16*>(twin.y) + row * twin.y_stride + work.first + column, is_wide, valid,
+             value(column + work.columns));
+    } else if (work.has_halves()) {
+      const float4 up = value(column + work.columns);
       y = {gated(y.x, up.x), gated(y.y, up.y), gated(y.z, up.z), gated(y.w, up.w)};
     }
     y.x += before.x, y.y += before.y, y.z += before.z, y.w += before.w;
     store4(static_cast<bf16*>(sum.y) + row * sum.y_stride + work.first + column, is_wide, valid, y);
   }
+}
+
+__device__ __forceinline__ Work work_of(const Arguments& p) {
+  const few_row::Arguments& few = p.few;
+  const int rank = static_cast<int>(rank_in_cluster()),
+            tile = static_cast<int>(blockIdx.x) / p.split;
+  int which = 0;
+  while (which + 1 < few.count && tile >= few.first_block[which + 1]) ++which;
+  const FewRowSum& sum = few.sums[which];
+  const int all = (few.depth + kDepth - 1) / kDepth, begin = all * rank / p.split,
+            columns = sum.up != nullptr ? p.columns / 2 : p.columns;
+  return {p,       few,
+          sum,     which,
+          columns, (tile - few.first_block[which]) * columns,
+          begin,   all * (rank + 1) / p.split - begin,
+          rank};
+}
+
+template <int kRows, int kGroups, Changes kChanges>
+__device__ __forceinline__ auto changed_of(const Work& work) {
+  using L = Layout<kRows, kGroups, kChanges>;
+  const int per = kRows / work.p.split;
+  return typename L::Changed{{{work.few, work.p.lows},
+                              work.sum,
+                              work.which,
+                              work.first,
+                              work.columns,
+                              work.rank * per,
+                              per}};
+}
+
+/// All that the changing warps do. They ask for A before they look at anything else, as each line
+/// of the arguments that a CTA reads first is a read from the L2.
+template <int kRows, int kGroups, Changes kChanges>
+__device__ __forceinline__ void change(const Arguments& p, int thread,
+                                       typename Layout<kRows, kGroups, kChanges>::Shared& shared,
+                                       float* sums) {
+  using L = Layout<kRows, kGroups, kChanges>;
+  take_registers<L>();
+  using Maker = LowMaker<L::kLowSteps>;
+  typename Maker::FirstPart part;
+  const Maker maker{p.few, p.lows};
+  constexpr bool kEarly = L::kAsksEarly;
+  if constexpr (kEarly) maker.template fetch_first<true>(thread, part);
+  const Work work = work_of(p);
+  const auto changed = changed_of<kRows, kGroups, kChanges>(work);
+  if constexpr (!kEarly) maker.template fetch_first<false>(thread, part);
+  changed.template make<kEarly>(thread, part, shared, L::kWriters, maker.makes_alone(), sums);
+  if (maker.makes_alone()) {
+    if (thread == 0) changed.leave();
+    return;
+  }
+  p.split > 1 ? cluster_sync() : __syncthreads();
+  if (thread == 0) changed.leave();
+  if (p.split > 1) leave_cluster();
 }
 
 #endif
@@ -143,43 +204,29 @@ __global__ void __launch_bounds__(Layout<kRows, kGroups, kChanges>::kThreads,
   const Ring<kRows, kGroups, kChanges> ring{(smem_u32(memory) + 1023) & ~1023u};
   unsigned char* const own = memory + (ring.base - smem_u32(memory));
   const auto floats = [&](u32 at) { return reinterpret_cast<float*>(own + at); };
-  const few_row::Arguments& few = p.few;
-  const int rank = static_cast<int>(rank_in_cluster()), warp = threadIdx.x / 32,
-            tile = static_cast<int>(blockIdx.x) / p.split;
-  int which = 0;
-  while (which + 1 < few.count && tile >= few.first_block[which + 1]) ++which;
-  const FewRowSum& sum = few.sums[which];
-  const int all = (few.depth + kDepth - 1) / kDepth, begin = all * rank / p.split,
-            columns = sum.up != nullptr ? L::kColumns / 2 : L::kColumns;
-  const Work work{p,
-                  few,
-                  sum,
-                  which,
-                  (tile - few.first_block[which]) * columns,
-                  begin,
-                  all * (rank + 1) / p.split - begin,
-                  rank};
-  const int per = kRows / p.split;
-  const typename L::Changed changed{
-      {{few, p.lows}, sum, which, work.first, columns, rank * per, per}};
-  auto& shared = *reinterpret_cast<ChangeShared<L::kUnits>*>(own + L::kShared);
+  auto& shared = *reinterpret_cast<typename L::Shared*>(own + L::kShared);
+  const int changer = static_cast<int>(threadIdx.x) - L::kFirstChanger, warp = threadIdx.x / 32,
+            lister = static_cast<int>(threadIdx.x) - kGroups * 128,
+            loader = static_cast<int>(threadIdx.x) - (L::kHasLoader ? L::kWriters : 0);
+  if constexpr (L::kIsChanged) {
+    if (changer >= 0) {
+      change<kRows, kGroups, kChanges>(p, changer, shared, floats(L::kChangeSums));
+      return;
+    }
+    give_registers<L>();
+  }
   if (threadIdx.x == 0) {
     if constexpr (L::kIsChanged) shared.begin();
     ring.init();  // its fence is for all barriers
   }
-  const int changer = static_cast<int>(threadIdx.x) - L::kFirstChanger,
-            lister = static_cast<int>(threadIdx.x) - kGroups * 128,
-            loader = static_cast<int>(threadIdx.x) - (L::kHasLoader ? L::kWriters : 0);
-  const bool is_maker = L::kIsChanged && tile >= few.first_block[few.count];  // of lows alone
+  const Work work = work_of(p);
+  const typename L::Changed changed = changed_of<kRows, kGroups, kChanges>(work);
   typename L::Changed::Found found;
   if constexpr (L::kIsChanged) {
-    if (is_maker && changer < 0) return;
-    if (changer >= 0) {
-      found = changed.look_at_part(changed.first_part());
-    } else {
-      if (lister >= 0 && lister < L::Changed::kListers) found = changed.look_at_job(lister);
-      named_sync(7, L::kFirstChanger);
-    }
+    if (changed.makes_alone()) return;
+    if (lister >= 0 && lister < L::Changed::kListers) found = changed.look_at_job(lister);
+    named_sync(7, L::kFirstChanger);
+    if (L::kAsksEarly && warp == (L::kHasLoader ? L::kWriters / 32 : 0)) changed.say_begun();
   } else {
     __syncthreads();
   }
@@ -194,14 +241,7 @@ __global__ void __launch_bounds__(Layout<kRows, kGroups, kChanges>::kThreads,
     for (int i = 0; i < before; ++i) load_matrix(work, ring, i);
   }
   __syncwarp();
-  if (L::kIsChanged && changer >= 0) {
-    if constexpr (L::kIsChanged)
-      changed.make(changer, found, shared, L::kWriters, is_maker, floats(L::kChangeSums));
-    if (is_maker) {
-      if (changer == 0) changed.leave();
-      return;
-    }
-  } else if (L::kHasLoader && loader >= 0) {
+  if (L::kHasLoader && loader >= 0) {
     wait_and_load();
     for (int i = L::kStages; loader == 0 && i < work.steps; ++i) load_next(work, ring, i);
     __syncwarp();
@@ -218,13 +258,10 @@ __global__ void __launch_bounds__(Layout<kRows, kGroups, kChanges>::kThreads,
     wait_for_previous();
     if (warp < kGroups * 4)
       multiply(work, ring, floats(0));
-    else if (few.norm.weight != nullptr)
+    else if (work.few.norm.weight != nullptr)
       scale(work, ring, floats(L::kSquares));
   }
   p.split > 1 ? cluster_sync() : __syncthreads();
-  if constexpr (L::kIsChanged) {
-    if (threadIdx.x == L::kThreads - 1) changed.leave();
-  }
   if (threadIdx.x < L::kWriters)
     write_out<kRows, kGroups, kChanges>(work, ring.base, floats(L::kFactors),
                                         floats(L::kChangeSums));
@@ -266,7 +303,7 @@ void launch(Arguments& p, cudaStream_t stream) {
     int resident = residents[p.split];
     if (resident == 0) residents[p.split] = resident = resident_of(kernel, config, p.split);
     // Where CTAs are fewer than parts of the lows and than the device holds, more make lows alone.
-    const int all = static_cast<int>(config.gridDim.x);
+    const int all = p.lows.tiles = static_cast<int>(config.gridDim.x);
     const int more = std::min(p.lows.count, resident) - all;
     if (more > 0) config.gridDim.x += static_cast<unsigned>(more / p.split * p.split);
     p.lows.makers = std::min(static_cast<int>(config.gridDim.x), resident);
@@ -280,52 +317,16 @@ void launch(Arguments& p, int groups, bool is_changed, cudaStream_t stream) {
   constexpr Changes kNone = Changes::kNone, kShallow = Changes::kShallow, kDeep = Changes::kDeep;
   if (groups == 1)
     is_changed ? launch<kRows, 1, kDeep>(p, stream) : launch<kRows, 1, kNone>(p, stream);
+  else if (groups == 3 && is_changed && p.split > 1)
+    launch<kRows, 3, kShallow>(p, stream);
+  else if (groups == 3 && is_changed && p.columns <= kNarrowColumns)
+    launch<kRows, 3, Changes::kNarrow>(p, stream);
   else if (groups == 3)
     is_changed ? launch<kRows, 3, kDeep>(p, stream) : launch<kRows, 3, kNone>(p, stream);
   else if (!is_changed)
     launch<kRows, 2, kNone>(p, stream);
   else
     p.split > 1 ? launch<kRows, 2, kShallow>(p, stream) : launch<kRows, 2, kDeep>(p, stream);
-}
-
-int tiles_of(const std::vector<FewRowSum>& sums, int groups) {
-  int tiles = 0;
-  for (const FewRowSum& sum : sums) {
-    const int columns = groups * kGroupColumns / (sum.up != nullptr ? 2 : 1);
-    tiles += (sum.columns + columns - 1) / columns;
-  }
-  return tiles;
-}
-
-/// How the work of a launch is cut.
-struct Cut {
-  int groups;  ///< Groups of 64 columns that make a tile.
-  int split;   ///< CTAs that share the depth of a tile.
-};
-
-/// CTAs are up to 1.5 a multiprocessor, which has room for two, of which one is for the next
-/// launch's; one where tiles are so wide, or changes so large, that it has room for one, and not
-/// all of them if clusters are large. Each has no less than 4 blocks of the depth. Narrow tiles
-/// where wide ones are few; the widest where others are so many that some multiprocessors would get
-/// two and all wait for these.
-Cut cut_of(const std::vector<FewRowSum>& sums, bool is_changed) {
-  const int all = multiprocessors(), steps = (sums[0].terms[0].depth + kDepth - 1) / kDepth;
-  Cut cut{2, 1};
-  if (tiles_of(sums, 2) > all)
-    cut.groups = 3;
-  else if (sums[0].up == nullptr && tiles_of(sums, 1) * 8 <= all * 3)
-    cut.groups = 1;
-  const int tiles = tiles_of(sums, cut.groups), most = cut.groups > 2 ? all
-                                                       : !is_changed
-                                                           ? all * 3 / 2
-                                                           : (cut.groups > 1 ? all : all * 3 / 4);
-  while (cut.split < kMostSplit && tiles * cut.split * 2 <= most && steps >= cut.split * 8)
-    cut.split *= 2;
-  return cut;
-}
-
-bool is_on_8_bytes(const void* data, int64_t stride) {
-  return reinterpret_cast<uintptr_t>(data) % 8 == 0 && stride % 4 == 0;
 }
 
 }  // namespace
@@ -342,12 +343,18 @@ bool batch_rows_are_faster(int rows, const std::vector<FewRowSum>& sums) {
   return rows > kMostFewRows || bytes > (rows > kMostFewRows / 2 ? 8 : 12) * kMegabyte;
 }
 
-void batch_row_sums(int rows, const std::vector<FewRowSum>& sums, cudaStream_t stream,
+void batch_row_sums(int rows, const std::vector<FewRowSum>& given, cudaStream_t stream,
                     const FewRowNorm& norm, const FewRowSlots& slots) {
-  if (rows < 1 || rows > kMostBatchRows || sums.empty() || sums.size() > kMostFewRowSums ||
+  if (rows < 1 || rows > kMostBatchRows || given.empty() || given.size() > kMostFewRowSums ||
       slots.count > kMostRuns)
     throw std::invalid_argument("batch_row_sums: too many rows, sums or runs, or none");
+  for (const FewRowSum& sum : given) {
+    const FewRowTerm &term = sum.terms[0], &first = given[0].terms[0];
+    if (sum.term_count != 1 || term.a != first.a || term.depth != first.depth)
+      throw std::invalid_argument("batch_row_sums: sums of several terms, or of other rows");
+  }
   Arguments p{};
+  const std::vector<FewRowSum> sums = paired(given, p.twins);
   few_row::Arguments& few = p.few;
   const FewRowTerm& input = sums[0].terms[0];
   few.count = static_cast<int>(sums.size());
@@ -359,32 +366,33 @@ void batch_row_sums(int rows, const std::vector<FewRowSum>& sums, cudaStream_t s
   few.slots = slots;
   for (int i = 0; i < few.count; ++i) few.sums[i] = sums[static_cast<std::size_t>(i)];
   const int runs = slots.runs != nullptr ? slots.count : kMostRuns / 8,
-            depths = (few.depth + kPartDepth - 1) / kPartDepth, tiles_of_lows = few.add_lows();
+            tiles_of_lows = few.add_lows();
   few.low_blocks = tiles_of_lows * runs;
   const bool is_changed = few.low_blocks > 0;
   const Cut cut = cut_of(sums, is_changed);
+  const int part_depth = steps_of_part(cut.groups(), cut.split > 1) * kStepDepth,
+            depths = (few.depth + part_depth - 1) / part_depth;
   int tiles = 0, maps = 0;
   for (int i = 0; i < few.count; ++i) {
     const FewRowSum& sum = few.sums[i];
     const FewRowTerm& term = sum.terms[0];
-    if (sum.term_count != 1 || term.a != input.a || term.depth != input.depth)
-      throw std::invalid_argument("batch_row_sums: sums of several terms, or of other rows");
-    const bool is_gated = sum.up != nullptr;
-    if (maps + (is_gated ? 2 : 1) > kMostFewRowSums + 1)
+    const bool has_halves = sum.up != nullptr;
+    if (maps + (has_halves ? 2 : 1) > kMostFewRowSums + 1)
       throw std::invalid_argument("batch_row_sums: too many matrices");
     p.map_of[i] = maps;
     p.is_wide[i] = is_on_8_bytes(sum.y, sum.y_stride) && is_on_8_bytes(sum.start, sum.start_stride);
     for (const void* matrix : {term.b, sum.up}) {
       if (matrix != nullptr)
         p.maps[maps++] = tensor_map(matrix, sum.columns, term.depth, term.b_stride,
-                                    cut.groups * kGroupColumns / (is_gated ? 2 : 1));
+                                    cut.columns / (has_halves ? 2 : 1));
     }
     few.first_block[i] = tiles;
-    tiles += tiles_of({sum}, cut.groups);
+    tiles += tiles_of({sum}, cut.columns);
   }
   few.first_block[few.count] = tiles;
   const int kept_rows = rows <= 32 ? 32 : 64;
   p.rows_map = tensor_map(input.a, rows, input.depth, input.a_stride, kept_rows);
+  p.columns = cut.columns;
   p.split = cut.split;
   if (is_changed) {
     const Exchange exchange =
@@ -410,9 +418,9 @@ void batch_row_sums(int rows, const std::vector<FewRowSum>& sums, cudaStream_t s
     lows.counter = exchange.counter;
   }
   if (rows <= 32)
-    launch<32>(p, cut.groups, is_changed, stream);
+    launch<32>(p, cut.groups(), is_changed, stream);
   else
-    launch<64>(p, cut.groups, is_changed, stream);
+    launch<64>(p, cut.groups(), is_changed, stream);
   check_launch("batch_row_sums");
 }
 
