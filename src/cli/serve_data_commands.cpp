@@ -157,7 +157,7 @@ const CLI::App* add_key_commands(CLI::App& serve_command, Action& action) {
   }
   command("list", "Show number, first characters, tenant and scopes of all keys", list_keys);
   command("revoke", "Take a key out of force", revoke_key)
-      ->add_option("key", options->key, "Number or first characters of the key")
+      ->add_option("key", options->key, "Number or first characters of the key, or all of it")
       ->required()
       ->type_name("NUMBER|PREFIX");
   return keys;

@@ -9,6 +9,7 @@
 #include "scripted_backend.h"
 #include "serve/http/server.h"
 #include "serve/openai/api.h"
+#include "serve/openai/logprobs.h"
 #include "testing/paths.h"
 
 namespace heddle::serve::openai {
@@ -239,6 +240,24 @@ TEST_F(OpenAi, SeveralChoicesAndPrompts) {
   EXPECT_EQ(table["text_offset"].back(), 14) << "characters before the end, not bytes";
   EXPECT_EQ(table["tokens"].size(), table["token_logprobs"].size());
   EXPECT_EQ(table["top_logprobs"][0].size(), 2);  // The drawn token comes on top.
+}
+
+TEST_F(OpenAi, PartsOfACharacterKeepApartInTables) {
+  // Each byte of the sign is a token: as texts they would be the same.
+  std::vector<std::int32_t> ids;
+  for (std::int32_t id = 0; id < tokenizer_->vocab_size() && ids.size() < 2; ++id) {
+    const std::string_view bytes = tokenizer_->is_special(id) ? "" : tokenizer_->bytes_of(id);
+    if (bytes == "\x82" || bytes == "\xAC") ids.push_back(id);
+  }
+  ASSERT_EQ(ids.size(), 2U);
+  Json table = openai::Logprobs::empty_table();
+  std::size_t offset = 0;
+  openai::Logprobs(*tokenizer_, /*as_ids=*/false)
+      .append(table, ids[0], -1, {{ids[1], -2.0}}, offset);
+  std::set<std::string> names;
+  for (const auto& [name, value] : table["top_logprobs"][0].items()) names.insert(name);
+  EXPECT_EQ(names, (std::set<std::string>{"bytes:\\x82", "bytes:\\xac"}));
+  EXPECT_TRUE(names.contains(table["tokens"][0]));
 }
 
 TEST_F(OpenAi, CompletionsTakeIdsAndEchoThem) {

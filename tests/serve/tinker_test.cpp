@@ -448,6 +448,14 @@ TEST(Tinker, KeepsTenantsApart) {
       early(served.port(), served.keys().add("b", "train", {}, now_s() + 3600));
   EXPECT_EQ(status(late, "session_heartbeat", {{"session_id", session}}), 401) << "expired";
   EXPECT_EQ(status(early, "session_heartbeat", {{"session_id", session}}), 404);
+  const std::string whole = served.keys().add("b", "train");
+  EXPECT_EQ(served.keys().revoke(whole).tenant, "b");
+  try {
+    served.keys().revoke(whole);
+    FAIL() << "a key is revoked once";
+  } catch (const ConfigError& error) {
+    EXPECT_EQ(std::string(error.what()).find(whole), std::string::npos) << "the key is a secret";
+  }
   served.keys().revoke("2");
   EXPECT_EQ(status(b, "session_heartbeat", {{"session_id", session}}), 401);
 }

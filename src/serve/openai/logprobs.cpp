@@ -23,6 +23,19 @@ std::string Logprobs::text(std::int32_t id) const {
   return tokenizer_.decode(std::vector{id});
 }
 
+std::string Logprobs::key(std::int32_t id) const {
+  constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
+  std::string written = text(id);
+  if (as_ids_ || id >= tokenizer_.vocab_size() || written.find(kReplacement) == std::string::npos)
+    return written;
+  const std::string_view bytes = tokenizer_.bytes_of(id);
+  if (bytes == written) return written;
+  written = "bytes:";
+  for (const char byte : bytes)
+    written += fmt::format("\\x{:02x}", static_cast<unsigned char>(byte));
+  return written;
+}
+
 Json Logprobs::chat_token(std::int32_t id, double logprob) const {
   Json bytes = Json::array();
   for (const char byte : tokenizer_.bytes_of(id)) bytes.push_back(static_cast<unsigned char>(byte));
@@ -47,7 +60,7 @@ Json Logprobs::empty_table() {
 
 void Logprobs::append(Json& table, std::int32_t id, double logprob,
                       const std::vector<TokenLogprob>& top, std::size_t& offset) const {
-  table["tokens"].push_back(text(id));
+  table["tokens"].push_back(key(id));
   table["text_offset"].push_back(offset);
   if (id < tokenizer_.vocab_size() && !tokenizer_.is_special(id))
     offset += characters(tokenizer_.bytes_of(id));
@@ -58,8 +71,8 @@ void Logprobs::append(Json& table, std::int32_t id, double logprob,
   }
   table["token_logprobs"].push_back(bounded(logprob));
   Json others = Json::object();
-  for (const TokenLogprob& other : top) others[text(other.id)] = bounded(other.logprob);
-  others[text(id)] = bounded(logprob);
+  for (const TokenLogprob& other : top) others[key(other.id)] = bounded(other.logprob);
+  others[key(id)] = bounded(logprob);
   table["top_logprobs"].push_back(std::move(others));
 }
 

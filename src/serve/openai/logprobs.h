@@ -33,6 +33,9 @@ class Logprobs {
 
  private:
   Json chat_token(std::int32_t id, double logprob) const;
+  /// The text or, as OpenAI writes parts of a character, whose texts would be the same,
+  /// "bytes:\xe2\x82".
+  std::string key(std::int32_t id) const;
 
   const data::Tokenizer& tokenizer_;
   bool as_ids_;

@@ -95,7 +95,11 @@ int opened_folder(int parent, const std::string& name, const std::filesystem::pa
 }  // namespace
 
 DataDirectory::DataDirectory(const std::filesystem::path& path) : path_(path) {
-  std::filesystem::create_directories(path_);
+  try {
+    files::make_writable_directory(path_);
+  } catch (const FileError& error) {
+    throw_error<ConfigError>("--data-dir: {}", error.what());
+  }
   if (chmod(path_.c_str(), 0700) != 0)
     throw_error<FileError>("{}: {}", path_.string(), std::strerror(errno));
   database_ = std::make_unique<Database>(path_ / "server.sqlite");

@@ -59,18 +59,24 @@ std::vector<Keys::Entry> Keys::list() const {
 }
 
 Keys::Entry Keys::revoke(const std::string& number_or_prefix) {
+  const bool is_whole = number_or_prefix.size() > kPrefixLength;
+  std::int64_t whole = -1;
+  if (is_whole) {
+    Statement row(database_, "SELECT id FROM key WHERE hash = ?");
+    if (row.bind(sha256_hex(number_or_prefix)).step()) whole = row.integer(0);
+  }
   std::vector<Entry> found;
   for (const Entry& entry : list()) {
-    if (!entry.revoked &&
-        (std::to_string(entry.id) == number_or_prefix ||
-         (number_or_prefix.size() > 4 && entry.prefix.starts_with(number_or_prefix))))
-      found.push_back(entry);
+    const bool is_named =
+        std::to_string(entry.id) == number_or_prefix || entry.id == whole ||
+        (number_or_prefix.size() > 4 && entry.prefix.starts_with(number_or_prefix));
+    if (!entry.revoked && is_named) found.push_back(entry);
   }
   if (found.size() != 1)
     throw_error<ConfigError>(
-        "{} keys in force have the number or prefix '{}': expected one; see "
+        "{} keys in force have the number or prefix '{}{}': expected one; see "
         "heddle serve keys list",
-        found.size(), text::shown(number_or_prefix));
+        found.size(), text::shown(begin_of(number_or_prefix)), is_whole ? "..." : "");
   Statement(database_, "UPDATE key SET revoked = ? WHERE id = ?")
       .bind(now_s())
       .bind(found.front().id)

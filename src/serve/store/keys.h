@@ -34,7 +34,7 @@ class Keys {
                   const std::map<std::string, std::int64_t>& limits = {},
                   std::optional<double> expires = {});
   std::vector<Entry> list() const;
-  /// By number or prefix. Throws ConfigError for none or several.
+  /// By number, prefix or the whole key. Throws ConfigError for none or several.
   Entry revoke(const std::string& number_or_prefix);
   bool is_empty() const;
 
