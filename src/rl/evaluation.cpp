@@ -17,8 +17,8 @@ namespace {
 /// The one trajectory of a group in evaluation.
 constexpr std::size_t kOnly = 0;
 
-/// By prompt why it has no reward: a program, a server or an environment failed. The mean is that
-/// of the others. Throws Error where there are none.
+/// `failed`: why prompts have no reward, as a program, a server or an environment failed. The mean
+/// is that of the others. Throws Error where there are none.
 void report_failures(const std::map<std::int64_t, std::string>& failed, const Prompts& prompts,
                      bool is_first_rank) {
   if (failed.empty()) return;

@@ -50,7 +50,7 @@ class Router {
     const Route* route = nullptr;  ///< Null: no route has this path (404) or this method (405).
     std::map<std::string, std::string> parameters;
     bool has_path = false;  ///< Some route has the path.
-    std::string methods;    ///< Those of the path, with commas, where none is the one asked for.
+    std::string methods;    ///< Methods of the path, with commas, where none is the one asked for.
     ErrorBody error_body;   ///< For a path without a route: the nearest one's.
   };
   /// `path`: as it came, percent-encoded; parameters are decoded. The first of the routes in the

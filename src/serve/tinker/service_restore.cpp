@@ -107,7 +107,7 @@ void Service::restore_run(const std::string& run, const std::string& tenant) {
   replayed_[run] = durable_seq;
   for (; rows.step(); ++count) {
     const std::int64_t before = std::exchange(replayed_[run], rows.integer(2));
-    // What is not there below a request that had its turn was refused.
+    // A number that is missing below a request that had its turn was refused.
     if (ended.integer(0) >= rows.integer(2)) refuse_between(run, before, rows.integer(2));
     replay(rows.text(0), tenant, rows.text(1));
   }

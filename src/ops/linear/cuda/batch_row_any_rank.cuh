@@ -81,7 +81,7 @@ __device__ __forceinline__ void store_shared4(u32 to, float v) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(v) : "memory");
 }
 
-/// What is read once leaves the L2 before what other launches left there.
+/// A policy by which lines that are read once leave the L2 before those of other launches.
 __device__ __forceinline__ u64 read_once() {
   u64 policy;
   asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));

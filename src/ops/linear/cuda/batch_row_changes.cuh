@@ -112,11 +112,11 @@ struct ChangedTile : ChangesOfAnyRank<kPitch, kUnits, kSteps> {
                        : multiply(thread / 32, shared, round, changes);
   }
 
-  /// By a warp that does not change: says to the changing ones that `released` is there.
+  /// A warp that does not change says to the changing ones that `released` is there.
   __device__ __forceinline__ void say_begun() const {
     asm volatile("bar.arrive 9, %0;" ::"n"(kThreads + 32) : "memory");
   }
-  /// By that warp: until the changing ones have asked for A.
+  /// That warp waits until the changing ones have asked for A.
   __device__ __forceinline__ void wait_for_first_part() const { named_sync(6, kThreads + 32); }
 
   /// Zeros to the changes, by `threads` threads.

@@ -48,7 +48,7 @@ inline std::vector<FewRowSum> paired(const std::vector<FewRowSum>& sums,
 
 /// How the work of a launch is cut.
 struct Cut {
-  int columns;  ///< Of a tile.
+  int columns;  ///< Width of a tile.
   int split;    ///< CTAs that share the depth of a tile.
   int groups() const { return (columns + kGroupColumns - 1) / kGroupColumns; }
 };
@@ -81,7 +81,7 @@ inline Cut cut_of(const std::vector<FewRowSum>& sums, bool is_changed) {
     while (cut.split < kMostSplit && tiles * cut.split * 2 <= most && steps >= cut.split * 8)
       cut.split *= 2;
   }
-  // Of wide tiles that go over all of the depth each multiprocessor gets as few columns as it can.
+  // Each multiprocessor gets as few columns as it can of wide tiles that go over all of the depth.
   constexpr int kStep = 16;
   while (cut.split == 1 && cut.columns - kStep > kUsual &&
          tiles_of(sums, cut.columns - kStep) <= all)

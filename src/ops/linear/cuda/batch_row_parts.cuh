@@ -10,16 +10,16 @@
 namespace heddle::ops::cuda::batch_row {
 
 constexpr int kDepth = 64, kScalers = 4, kMostSplit = 8, kGroupColumns = 64;
-constexpr int kNarrowColumns = 144;  ///< Of tiles that are narrow for three groups.
+constexpr int kNarrowColumns = 144;  ///< A tile of three groups has at most, if it is narrow.
 constexpr u32 kColumnBytes = kDepth * 2;
 
-/// From the first column of a multiplying warpgroup to the next one's, a multiple of 8. They have
+/// Distance of the first columns of two multiplying warpgroups, a multiple of 8. They have
 /// kGroupColumns each, some of which both have if a tile has fewer.
 constexpr __host__ __device__ int columns_between(int columns, int groups) {
   return groups > 1 ? (columns - kGroupColumns) / (groups - 1) : 0;
 }
 
-/// Whose changes a CTA has. kShallow: those of at most half of the rows, as it shares the depth;
+/// Rows whose changes a CTA has. kShallow: at most half of them, as it shares the depth;
 /// kDeep: all; kNarrow: all, in tiles of at most kNarrowColumns, which leave more to the ring.
 enum class Changes { kNone, kShallow, kDeep, kNarrow };
 
@@ -51,7 +51,7 @@ struct Layout {
   using Shared = ChangeShared<kUnits, kLowSteps, slot_of(kPitch)>;
   static constexpr u32 kChangeBytes =
       kIsChanged ? kChangedRows * kPitch * 4 + sizeof(Shared) + 128 : 0;
-  /// Of 80 a thread, by all warps but the changing ones and by these; 0: all keep what they have.
+  /// Registers a thread, of 80, of all warps but the changing ones and of these; 0: all keep them.
   static constexpr int kKeptRegisters = kIsChanged && kGroups > 2 ? 72 : 0, kTakenRegisters = 96;
   /// CTAs of a multiprocessor.
   static constexpr int kResident = kGroups > 2 || kIsChanged ? 1 : 2;
