@@ -211,11 +211,11 @@ TEST(Usage, IsAddedByDayAndKeptWhereTheDiskIsFull) {
 }
 
 TEST(ModelThread, ATurnIsOverdueAfterItsTimeAndThatOfItsTokens) {
-  auto made = std::make_unique<testing::RecordingBackend>();
-  ModelThread model(std::move(made));
+  // The model's thread, which ends first, holds them.
+  std::promise<void> began, may_end;
+  ModelThread model(std::make_unique<testing::RecordingBackend>());
   const auto soon = std::chrono::steady_clock::now() + std::chrono::hours(1);
   EXPECT_FALSE(model.overdue(1, soon)) << "nothing runs";
-  std::promise<void> began, may_end;
   model.run(
       [&](Backend&) {
         began.set_value();
