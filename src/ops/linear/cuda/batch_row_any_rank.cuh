@@ -6,8 +6,9 @@
 
 namespace heddle::ops::cuda::batch_row {
 
-constexpr int kSlotBytes = 2048;  ///< A warp's place for some of B.
-constexpr int kMostSlices = 4;    ///< Slices of 16 ranks that a warp asks for at a time.
+/// Columns of a warp's piece of work: those of rank 16 fill its place for some of B.
+constexpr int span_of(int pitch) { return pitch > 192 ? 48 : 64; }
+constexpr int kMostSlices = 4;  ///< Slices of 16 ranks that a warp asks for at a time.
 
 /// A run with a change that has rows in the CTA's part.
 struct ChangeJob {
@@ -39,7 +40,7 @@ struct LowSlice {
 };
 
 /// Shared by the changing warps. kUnits: slots of B that a warp has.
-template <int kUnits, int kLowSteps>
+template <int kUnits, int kLowSteps, int kSlotBytes>
 struct ChangeShared {
   alignas(128) unsigned char b[kChangers][kUnits][kSlotBytes];
   union {
@@ -75,9 +76,9 @@ __device__ __forceinline__ void store_shared4(u32 to, float v) {
 /// Consecutive bytes, a multiple of 16, to shared memory.
 __device__ __forceinline__ void bulk_copy(u32 to, const void* from, u32 bytes, u32 barrier) {
   asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
-          "r"(to),
-      "l"(from), "r"(bytes), "r"(barrier)
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1], %2, [%3], %4;" ::"r"(to),
+      "l"(from), "r"(bytes), "r"(barrier), "l"(read_once())
       : "memory");
 }
 
@@ -85,9 +86,9 @@ __device__ __forceinline__ void bulk_copy(u32 to, const void* from, u32 bytes, u
 /// [row_base, row_base + rows). kPitch: floats of a row of the changes.
 template <int kPitch, int kUnits, int kLowSteps>
 struct ChangesOfAnyRank : LowMaker<kLowSteps> {
-  using Shared = ChangeShared<kUnits, kLowSteps>;
   using LowMaker<kLowSteps>::parts;
-  static constexpr int kSpan = kPitch > 192 ? 48 : 64;  ///< Columns of a warp's piece of work.
+  static constexpr int kSpan = span_of(kPitch), kSlotBytes = kSpan * kRanks * 2;
+  using Shared = ChangeShared<kUnits, kLowSteps, kSlotBytes>;
   const FewRowSum& sum;
   int which, first, columns, row_base, rows;
 
@@ -238,7 +239,7 @@ struct ChangesOfAnyRank : LowMaker<kLowSteps> {
                                                 const bf16* slot, int slices,
                                                 const bf16 (*lows)[kRunRows][kRanks],
                                                 float* changes) const {
-    constexpr int kSteps = kSlotBytes / 2 / (16 * kRanks);
+    constexpr int kSteps = 4;
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4,
               width = min(static_cast<int>(job.width), end_of_span(unit.column) - unit.column),
               steps = (width + 15) / 16 * slices;

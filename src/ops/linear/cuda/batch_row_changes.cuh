@@ -20,7 +20,8 @@ template <int kPitch, int kUnits, int kSteps>
 struct ChangedTile : ChangesOfAnyRank<kPitch, kUnits, kSteps> {
   using Base = ChangesOfAnyRank<kPitch, kUnits, kSteps>;
   using Base::begin, Base::fetch, Base::fetch_norm, Base::fetch_rows, Base::first_part, Base::look;
-  using Base::columns, Base::first, Base::kNorms, Base::kSpan, Base::kThreads, Base::parts;
+  using Base::columns, Base::first, Base::kSlotBytes, Base::kNorms, Base::kSpan, Base::kThreads,
+      Base::parts;
   using Base::look_at_part, Base::make_part, Base::multiply, Base::part_of, Base::put_norm;
   using Base::row_base, Base::rows, Base::run_of, Base::sum, Base::tile_of, Base::which;
   using typename Base::FirstPart;
@@ -136,7 +137,7 @@ struct ChangedTile : ChangesOfAnyRank<kPitch, kUnits, kSteps> {
     const int log = log_of_spans(), column = (unit & ((1 << log) - 1)) * kSpan;
     if (unit >= shared.count << log) return;
     const u32 barrier = smem_u32(&shared.landed[warp][slot]);
-    const int count = min(kSpan, sum.columns - first - column);
+    const int count = min(min(kSpan, columns - column), sum.columns - first - column);
     if (count > 0) {
       const u32 bytes = static_cast<u32>(count * kRanks * 2);
       mbar_expect(barrier, bytes);

@@ -76,13 +76,20 @@ __device__ __forceinline__ float value_of(u64 word) {
   return __uint_as_float(static_cast<u32>(word));
 }
 
+/// For bytes that are read once: they leave the L2 before what other launches left there.
+__device__ __forceinline__ u64 read_once() {
+  u64 policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
 /// Elements that nothing writes, asked for here and not later. Not kept in the first level of
 /// cache, which is small beside so much shared memory and holds what registers cannot.
 __device__ __forceinline__ FewRowVector load_early8(const bf16* from) {
   FewRowVector v;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+  asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
                : "=r"(v.words[0]), "=r"(v.words[1]), "=r"(v.words[2]), "=r"(v.words[3])
-               : "l"(from));
+               : "l"(from), "l"(read_once()));
   return v;
 }
 

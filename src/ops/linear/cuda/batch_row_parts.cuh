@@ -37,22 +37,25 @@ struct Layout {
       kGroups * kGroupColumns + 4;  ///< Floats of a row of the sums on the way out.
   static constexpr u32 kRowBytes = kRows * kDepth * 2;
   static constexpr u32 kStageBytes = kGroups * kMatrixBytes + kRowBytes;
-  static constexpr int kUnits = kChanges != Changes::kShallow ? 2 : kGroups == 2 ? 4 : 3;
+  static constexpr int kUnits = kChanges != Changes::kShallow || kGroups > 2 ? 2 : 4;
   /// Rows whose changes a CTA has: with kShallow at least two share them.
   static constexpr int kChangedRows = kChanges == Changes::kShallow ? kRows / 2 : kRows;
   static constexpr int kLowSteps = steps_of_part(kGroups);
   using Changed = ChangedTile<kPitch, kUnits, kLowSteps>;
-  using Shared = ChangeShared<kUnits, kLowSteps>;
+  using Shared = ChangeShared<kUnits, kLowSteps, span_of(kPitch) * kRanks * 2>;
   static constexpr u32 kChangeBytes =
       kIsChanged ? kChangedRows * kPitch * 4 + sizeof(Shared) + 128 : 0;
   /// Of 80 a thread, by all warps but the changing ones and by these; 0: all keep what they have.
   static constexpr int kKeptRegisters = kIsChanged && kGroups > 2 ? 72 : 0, kTakenRegisters = 96;
   /// CTAs of a multiprocessor.
   static constexpr int kResident = kGroups > 2 || kIsChanged ? 1 : 2;
-  /// An even number: a scaling warp has every second block, and so must see each use of its stages,
-  /// as a barrier tells only one use from the next.
+  /// Warps that scale a block. All with changes: a block is ready sooner, where stages are few.
+  static constexpr int kScaling = kIsChanged ? kScalers : kScalers / 2;
+  /// An even number where a scaling warp has every second block, as it must see each use of its
+  /// stages: a barrier tells only one use from the next.
+  static constexpr int kEven = kScalers / kScaling;
   static constexpr int kStages =
-      ((kIsChanged ? 224 : 200) * 1024 / kResident - kChangeBytes) / kStageBytes / 2 * 2;
+      ((kIsChanged ? 224 : 200) * 1024 / kResident - kChangeBytes) / kStageBytes / kEven * kEven;
   static constexpr u32 kBarriers = kStages * kStageBytes;
   static constexpr u32 kSquares = (kBarriers + 3 * kStages * 8 + 15) / 16 * 16;
   static constexpr u32 kFactors = kSquares + 2 * kRows * 4;
@@ -119,7 +122,7 @@ struct Ring {
   __device__ __forceinline__ void init() const {
     for (int s = 0; s < L::kStages; ++s) {
       mbar_init(full(s), 1);
-      mbar_init(scaled(s), 2);
+      mbar_init(scaled(s), L::kScaling);
       mbar_init(empty(s), kGroups * 4);
     }
     fence_cluster_barriers();
@@ -129,15 +132,13 @@ struct Ring {
 /// Stages that are asked for before the changes' A, for which other CTAs' lows wait.
 constexpr int kBeforeLows = 2;
 
-/// A box of a matrix, which is read once: it leaves the L2 before what other launches left there.
+/// A box of a matrix, which is read once.
 __device__ __forceinline__ void load_box_once(u32 to, const CUtensorMap* map, int x, int y,
                                               u32 barrier) {
-  u64 policy;
-  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
       "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
-      "l"(map), "r"(x), "r"(y), "r"(barrier), "l"(policy)
+      "l"(map), "r"(x), "r"(y), "r"(barrier), "l"(read_once())
       : "memory");
 }
 
@@ -218,22 +219,23 @@ struct NormWeights {
   }
 };
 
-/// A warp's half of the rows of every second block, times the norm's weight. A lane has 8 elements
-/// of every fourth of these rows.
+/// A warp's part of the rows of every block, or of every second one, times the norm's weight. A
+/// lane has 8 elements of every fourth of these rows.
 template <int kRows, int kGroups, Changes kChanges>
 __device__ __forceinline__ void scale(const Work& work, const Ring<kRows, kGroups, kChanges>& ring,
                                       float* squares) {
-  constexpr int kOwn = kRows / 2, kVectors = kOwn / 4;
+  using L = Layout<kRows, kGroups, kChanges>;
+  constexpr int kOwn = kRows / L::kScaling, kTurns = kScalers / L::kScaling, kVectors = kOwn / 4;
   const FewRowNorm& norm = work.few.norm;
   const int scaler = static_cast<int>(threadIdx.x) / 32 - kGroups * 4, lane = threadIdx.x % 32,
-            place = lane % 8 * 8, line = scaler % 2 * kOwn + lane / 8;
+            place = lane % 8 * 8, line = scaler % L::kScaling * kOwn + lane / 8;
   float square[kVectors] = {};
   NormWeights next;
-  next.fetch(work, scaler / 2, place);
-  for (int i = scaler / 2; i < work.steps; i += 2) {
+  next.fetch(work, scaler / L::kScaling, place);
+  for (int i = scaler / L::kScaling; i < work.steps; i += kTurns) {
     float weight[8];
     next.read(norm, weight);
-    next.fetch(work, i + 2, place);
+    next.fetch(work, i + kTurns, place);
     mbar_wait(ring.full(i), ring.phase(i));
 #pragma unroll
     for (int j = 0; j < kVectors; ++j) {
@@ -258,7 +260,7 @@ __device__ __forceinline__ void scale(const Work& work, const Ring<kRows, kGroup
     float sum = square[j];
 #pragma unroll
     for (int step = 1; step < 8; step *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
-    if (lane % 8 == 0) squares[scaler / 2 * kRows + line + j * 4] = sum;
+    if (lane % 8 == 0) squares[scaler / L::kScaling * kRows + line + j * 4] = sum;
   }
 }
 

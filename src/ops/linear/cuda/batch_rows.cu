@@ -94,7 +94,9 @@ __device__ __forceinline__ void write_out(const Work& work, u32 base, float* fac
       float parts[kMostSplit], square = 0;
 #pragma unroll
       for (int s = 0; s < kMostSplit; ++s)
-        parts[s] = s < split ? load_from(at, s) + load_from(at + kRows * 4, s) : 0;
+        parts[s] = s < split ? load_from(at, s) +
+                                   (L::kScaling < kScalers ? load_from(at + kRows * 4, s) : 0.f)
+                             : 0;
 #pragma unroll
       for (int s = 0; s < kMostSplit; ++s) square += parts[s];
       factors[thread] = rsqrtf(square / few.depth + few.norm.eps);
