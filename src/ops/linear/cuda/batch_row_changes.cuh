@@ -116,7 +116,7 @@ struct ChangedTile : ChangesOfAnyRank<kPitch, kUnits, kSteps> {
   __device__ __forceinline__ void say_begun() const {
     asm volatile("bar.arrive 9, %0;" ::"n"(kThreads + 32) : "memory");
   }
-  /// That warp waits until the changing ones have asked for A.
+  /// The warp that says so waits here until the changing ones have asked for A.
   __device__ __forceinline__ void wait_for_first_part() const { named_sync(6, kThreads + 32); }
 
   /// Zeros to the changes, by `threads` threads.

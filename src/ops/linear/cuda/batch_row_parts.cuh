@@ -82,7 +82,7 @@ struct Arguments {
   int map_of[kMostFewRowSums];
   Twin twins[kMostFewRowSums];
   bool is_wide[kMostFewRowSums];  ///< Four elements of y and start are 8 bytes of memory.
-  int columns;                    ///< Of a tile; see columns_between().
+  int columns;                    ///< Width of a tile; see columns_between().
   int split;                      ///< CTAs of a cluster, which share the depth of a tile.
 };
 
