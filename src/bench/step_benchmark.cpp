@@ -234,7 +234,7 @@ BenchmarkResult run_benchmark(const Benchmark& benchmark, const config::RunConfi
   result.peak_bytes = device::memory(bench.device()).peak_bytes;
   profile_step(benchmark, bench);
   result.layout = bench.mesh().describe();
-  result.device = device::properties(bench.device(), 16).name;
+  result.device = device::properties(bench.device()).name;
   result.kernels = bench.model().kernels().lines();
   result.tokens = bench.tokens();
   result.median_s = seconds[seconds.size() / 2];

@@ -237,7 +237,7 @@ nlohmann::ordered_json run_generate_bench(const GenerateBench& bench,
   const double ceiling = copy_rate(placed.context.device);
   nlohmann::ordered_json json;
   json["preset"] = bench.preset;
-  json["device"] = device::properties(placed.context.device, 16).name;
+  json["device"] = device::properties(placed.context.device).name;
   const bool merges = config.rollout.merge_adapter;
   if (merges && bench.sets > 0)
     throw ConfigError("--sets: rollout.merge_adapter has one set, in the matrices");

@@ -77,7 +77,7 @@ nlohmann::ordered_json run_operator_bench(const OperatorBench& bench,
                                       assembly::kernel_policy(config)};
   nlohmann::ordered_json json;
   json["work"] = bench.work;
-  json["device"] = device::properties(context.device, 16).name;
+  json["device"] = device::properties(context.device).name;
   if (bench.check) {
     json["errors"] = errors_of(bench, place);
     return json;

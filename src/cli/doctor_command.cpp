@@ -60,7 +60,7 @@ DoctorFacts examine() {
   facts.platform_mismatches = platform.mismatches;
   facts.has_ascend_driver = std::filesystem::exists("/dev/davinci_manager");
   facts.has_nvidia_driver = std::filesystem::exists("/proc/driver/nvidia/version");
-  facts.float32_flops = device::properties(c10::Device(c10::DeviceType::CPU), 32).peak_flops;
+  facts.float32_flops = device::peak_flops(c10::Device(c10::DeviceType::CPU), 32);
   facts.kernels = kernels_of(ops::builtin_registry(), facts.accelerators);
   facts.findings = find_problems(facts);
   return facts;

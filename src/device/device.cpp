@@ -54,20 +54,33 @@ double cpu_seconds() {
   return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }
 
-double measured_gemm_flops(c10::ScalarType dtype) {
-  constexpr std::int64_t kSize = 1024;
-  const at::Tensor a = at::ones({kSize, kSize}, dtype), b = at::ones({kSize, kSize}, dtype);
-  // Threads that share their cores with other processes do not show what the cores can do.
-  constexpr double kAlone = 0.9;
-  double best = 0;
-  for (int repeat = 0; repeat < 4; ++repeat) {
+/// Operations a second of one product of matrices of ones.
+struct TimedProduct {
+  double seconds = 0;
+  double flops = 0;  ///< 0 where threads shared their cores with other processes.
+
+  TimedProduct(std::int64_t size, c10::ScalarType dtype) {
+    constexpr double kAlone = 0.9;
+    const at::Tensor a = at::ones({size, size}, dtype), b = at::ones({size, size}, dtype);
     const double cpu_start = cpu_seconds();
     const auto start = std::chrono::steady_clock::now();
     const at::Tensor c = at::mm(a, b);
-    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-    const double busy = (cpu_seconds() - cpu_start) / (seconds.count() * at::get_num_threads());
-    if (busy > kAlone) best = std::max(best, 2.0 * kSize * kSize * kSize / seconds.count());
+    seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    const double busy = (cpu_seconds() - cpu_start) / (seconds * at::get_num_threads());
+    const auto n = static_cast<double>(size);
+    if (busy > kAlone) flops = 2 * n * n * n / seconds;
   }
+};
+
+double measured_gemm_flops(c10::ScalarType dtype) {
+  // Large enough for all threads, and no larger: a run of a few steps waits for it.
+  constexpr double kLong = 4e-3;
+  constexpr std::int64_t kLargest = 2048;
+  std::int64_t size = 256;
+  while (size < kLargest && TimedProduct(size, dtype).seconds < kLong) size *= 2;
+  double best = 0;
+  for (int repeat = 0; repeat < 3; ++repeat)
+    best = std::max(best, TimedProduct(size, dtype).flops);
   return best;
 }
 
@@ -196,20 +209,16 @@ std::int64_t free_bytes(c10::Device device) {
   return device.is_cpu() ? host_memory().available : backend_of(device).free_bytes(device.index());
 }
 
-Properties properties(c10::Device device, int dtype_bits) {
-  Properties result;
-  if (device.is_cpu()) {
-    result.name = fmt::format("{} ({} cores)", cpu_name(), available_cores());
-    const c10::ScalarType dtype = dtype_bits == 64   ? c10::kDouble
-                                  : dtype_bits == 16 ? c10::kBFloat16
-                                                     : c10::kFloat;
-    result.peak_flops = measured_gemm_flops(dtype);
-    return result;
-  }
-  result.name = accelerator(device).name;
-  result.peak_flops = accelerator_flops(result.name, dtype_bits);
-  result.on_chip_bytes = backend_of(device).on_chip_bytes(device.index());
-  return result;
+Properties properties(c10::Device device) {
+  if (device.is_cpu()) return {fmt::format("{} ({} cores)", cpu_name(), available_cores())};
+  return {accelerator(device).name, backend_of(device).on_chip_bytes(device.index())};
+}
+
+double peak_flops(c10::Device device, int dtype_bits) {
+  if (!device.is_cpu()) return accelerator_flops(accelerator(device).name, dtype_bits);
+  return measured_gemm_flops(dtype_bits == 64   ? c10::kDouble
+                             : dtype_bits == 16 ? c10::kBFloat16
+                                                : c10::kFloat);
 }
 
 void set_deterministic(bool deterministic) {

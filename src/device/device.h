@@ -41,15 +41,16 @@ bool is_simulated(c10::Device device);
 std::int64_t free_bytes(c10::Device device);
 
 struct Properties {
-  std::string name;       ///< "NVIDIA H200", "AMD EPYC (2 cores, AVX-512)".
-  double peak_flops = 0;  ///< Matrix products per second in the dtype, dense; 0 if unknown,
-                          ///< as on a CPU that is busy with something else.
+  std::string name;  ///< "NVIDIA H200", "AMD EPYC (2 cores)".
   std::int64_t on_chip_bytes =
       0;  ///< Shared memory per block or unified buffer; 0 if it limits nothing.
 };
-/// `dtype_bits` 16, 32 or 64. On the CPU the peak is what a matrix product reached just now (about
-/// 50 ms).
-Properties properties(c10::Device device, int dtype_bits);
+Properties properties(c10::Device device);
+
+/// Operations a second of dense matrix products with elements of `dtype_bits` (16, 32 or 64); 0 if
+/// unknown, as on a CPU that is busy with something else. On the CPU it is what products reach now:
+/// the call takes about 30 ms.
+double peak_flops(c10::Device device, int dtype_bits);
 
 /// Whether libtorch and cuDNN must add in an order that is the same on every run; before start().
 /// Operators for which they have no such kernel say so in a warning. Our own kernels always do.

@@ -42,7 +42,7 @@ const char* to_string(Platform platform) {
 Target target_of(c10::Device device) {
   const Platform platform = platform_of(device);
   if (platform == Platform::kCpu || platform == Platform::kShapes) return {platform};
-  const device::Properties properties = device::properties(device, 16);
+  const device::Properties properties = device::properties(device);
   return {platform, properties.name, properties.on_chip_bytes};
 }
 

@@ -130,7 +130,7 @@ RunInfo describe_setup(const Setup& setup, const config::RunConfig& config,
     if (kinds.count(kind) > 0) info.parameters.emplace_back(kind, kinds[kind]);
   }
   info.layout = setup.placed.context.mesh.describe();
-  info.device = device::properties(setup.placed.context.device, 0).name;
+  info.device = device::properties(setup.placed.context.device).name;
   info.dtype = runtime::dtype_name(setup.placed.context.dtype);
   info.ranks = setup.placed.context.mesh.world_size();
   const assembly::RankMemory memory =

@@ -35,7 +35,6 @@ struct RunInfo {
   std::vector<std::string> idle;      ///< Ranks without work, see idle_ranks().
   std::string device;
   std::string dtype;
-  double peak_flops = 0;  ///< 0: unknown.
   std::vector<std::pair<std::string, std::int64_t>>
       memory;  ///< Memory of this rank, by purpose, bytes; activations are an estimate.
   std::vector<std::string> kernels;    ///< "gated_delta_rule: cpu.chunk"

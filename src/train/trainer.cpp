@@ -75,9 +75,12 @@ Trainer::Trainer(const config::RunConfig& config, Observer& observer, const std:
   store.world = setup_.placed.context.mesh.world();
   checkpoints_ = std::make_unique<ckpt::CheckpointStore>(
       std::filesystem::path(config.train.output_dir) / "checkpoints", store);
-  const int bits = static_cast<int>(8 * c10::elementSize(setup_.placed.context.dtype));
-  peak_flops_ = device::properties(setup_.placed.context.device, bits).peak_flops *
-                static_cast<double>(setup_.placed.context.mesh.world_size());
+  // Others report nothing, and measured beside each other ranks would share their cores.
+  if (setup_.placed.context.mesh.rank() == 0) {
+    const int bits = static_cast<int>(8 * c10::elementSize(setup_.placed.context.dtype));
+    peak_flops_ = device::peak_flops(setup_.placed.context.device, bits) *
+                  static_cast<double>(setup_.placed.context.mesh.world_size());
+  }
   const std::vector<std::string>& made = setup_.placed.load_report.initialized;
   for (nn::Parameter* parameter : setup_.placed.model->parameters()) {
     const bool is_made = std::find(made.begin(), made.end(), parameter->name()) != made.end();
@@ -379,7 +382,6 @@ RunInfo Trainer::describe() const {
   RunInfo info = describe_setup(setup_, config_, learner_.optimizer(), micro_batches);
   const data::LoaderInfo& loader = steps_.info();
   info.data_summary = steps_.summary();
-  info.peak_flops = peak_flops_;
   info.tokens_per_epoch = loader.tokens_per_epoch;
   info.steps_per_epoch = loader.steps_per_epoch;
   info.total_steps = loader.total_steps;
