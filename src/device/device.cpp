@@ -79,8 +79,7 @@ double measured_gemm_flops(c10::ScalarType dtype) {
   std::int64_t size = 256;
   while (size < kLargest && TimedProduct(size, dtype).seconds < kLong) size *= 2;
   double best = 0;
-  for (int repeat = 0; repeat < 3; ++repeat)
-    best = std::max(best, TimedProduct(size, dtype).flops);
+  for (int repeat = 0; repeat < 3; ++repeat) best = std::max(best, TimedProduct(size, dtype).flops);
   return best;
 }
 
