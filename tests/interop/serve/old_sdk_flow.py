@@ -26,7 +26,7 @@ def main(url, base):
     losses = []
     for _ in range(25):
         work = run.forward_backward([datum()] * 3, "cross_entropy")
-        step = run.optim_step(types.AdamParams(learning_rate=1e-2))
+        step = run.optim_step(types.AdamParams(learning_rate=3e-3))
         output = work.result()
         assert len(output.loss_fn_outputs) == 3
         losses.append(output.metrics["loss:sum"] / 3 / (len(TOKENS) - 1))
