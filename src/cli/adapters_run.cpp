@@ -36,16 +36,25 @@ class AdapterObserver : public train::Observer {
     resumed_step_ = step;
     log::info("adapter {}: continuing after step {} from {}", run_.name, step, checkpoint.string());
   }
+  void on_evaluation(std::int64_t step, const train::Evaluation& evaluation, bool best) override {
+    log::info("{} step {}: evaluation loss {:.4f}{}", run_.name, step, evaluation.loss,
+              best ? " (best so far)" : "");
+    if (step == 0) record(before_training(evaluation));
+  }
   void on_step(const train::StepInfo& step) override {
-    if (!metrics_) open();
-    const ui::StepMetrics metrics = to_metrics(step);
-    metrics_->write(metrics);
-    if (tensorboard_) tensorboard_->write(metrics);
+    const ui::StepMetrics metrics = record(step);
     if (step.step % run_.config.log.every == 0)
       log::info("{} step {}  {}", run_.name, step.step, text::join(ui::facts_of(metrics), "  "));
   }
 
  private:
+  ui::StepMetrics record(const train::StepInfo& step) {
+    if (!metrics_) open();
+    const ui::StepMetrics metrics = to_metrics(step);
+    metrics_->write(metrics);
+    if (tensorboard_) tensorboard_->write(metrics);
+    return metrics;
+  }
   void open() {
     files::make_writable_directory(directory_);
     files::write_atomically(directory_ / "config.resolved.yaml", config::dump_yaml(run_.config));
@@ -118,8 +127,10 @@ int run_adapters(const std::vector<config::AdapterRun>& runs, const std::vector<
       failed.push_back(fmt::format("{} ({})", name, failure));
       continue;
     }
-    session.out << fmt::format("{}: {} steps, loss {:.4f} -> {:.4f}, {}\n", name, own.steps,
-                               own.first_loss, own.last_loss, own.output.string());
+    session.out << fmt::format("{}: {} steps, loss {:.4f} -> {:.4f}, ", name, own.steps,
+                               own.first_loss, own.last_loss);
+    if (own.has_eval) session.out << fmt::format("best evaluation loss {:.4f}, ", own.best_eval);
+    session.out << own.output.string() << "\n";
   }
   if (!failed.empty())
     throw_error<Error>("adapters that did not end: {}", text::join(failed, "; "));

@@ -35,6 +35,13 @@ ui::StepMetrics to_metrics(const train::StepInfo& step) {
   return metrics;
 }
 
+train::StepInfo before_training(const train::Evaluation& evaluation) {
+  train::StepInfo info;
+  info.loss = info.lr = info.grad_norm = std::numeric_limits<double>::quiet_NaN();
+  info.add(evaluation);
+  return info;
+}
+
 namespace {
 
 std::string percent(std::int64_t part, std::int64_t whole) {
@@ -262,11 +269,7 @@ void RunObserver::on_evaluation(std::int64_t step, const train::Evaluation& eval
     line += fmt::format(", {} {:.4f}", entry.name, entry.value);
   log::info("{}{}", line, best ? " (best so far)" : "");
   if (step > 0) return;
-  // No step has been made: a row of its own, without what only training gives.
-  train::StepInfo info;
-  info.loss = info.lr = info.grad_norm = std::numeric_limits<double>::quiet_NaN();
-  info.add(evaluation);
-  const ui::StepMetrics metrics = to_metrics(info);
+  const ui::StepMetrics metrics = to_metrics(before_training(evaluation));
   metrics_->write(metrics);
   if (tensorboard_) tensorboard_->write(metrics);
   if (metrics_command_) metrics_command_->write(ui::to_json(metrics));

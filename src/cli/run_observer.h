@@ -20,6 +20,9 @@ namespace heddle::cli {
 /// As files of metrics hold it, at this time.
 ui::StepMetrics to_metrics(const train::StepInfo& step);
 
+/// An evaluation before the first step, as a row of its own: without what only training gives.
+train::StepInfo before_training(const train::Evaluation& evaluation);
+
 /// Shows a run on the terminal and records it in its directory: start-up table, progress line,
 /// metrics.jsonl, TensorBoard events, config.resolved.yaml, report.html, and the answers to
 /// log.sample_prompts before and after.

@@ -15,6 +15,7 @@ std::string last_part(const std::string& key) { return key.substr(key.rfind('.')
 
 /// Settings that adapters of one run may have of their own. The rest is the run's.
 constexpr std::array kAdapterKeys = {"data.train",
+                                     "data.eval",
                                      "data.format",
                                      "data.max_length",
                                      "data.loss_on",
@@ -32,6 +33,7 @@ constexpr std::array kAdapterKeys = {"data.train",
                                      "optim.clip_norm",
                                      "optim.schedule",
                                      "optim.warmup_steps",
+                                     "optim.warmup_ratio",
                                      "optim.decay_steps",
                                      "optim.decay_type",
                                      "optim.min_lr_ratio",
@@ -41,6 +43,7 @@ constexpr std::array kAdapterKeys = {"data.train",
                                      "adapter.dropout",
                                      "adapter.targets",
                                      "adapter.target_parameters",
+                                     "adapter.loraplus_lr_ratio",
                                      "adapter.seed"};
 
 /// Meaning of an entry's key: a whole key or its last part, `data` for data.train, `seed` for

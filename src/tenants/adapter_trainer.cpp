@@ -22,6 +22,7 @@
 #include "train/schedule.h"
 #include "train/setup.h"
 #include "train/sources.h"
+#include "train/step_profile.h"
 #include "train/vocabulary.h"
 
 namespace heddle::tenants {
@@ -40,7 +41,17 @@ void check_built(const config::RunConfig& config) {
          "leave it at language_model");
   refuse(!config.adapter.modules_to_save.empty(), "adapter.modules_to_save",
          "whole modules belong to the base model, which all share");
-  refuse(!config.data.eval.empty(), "data.eval", "evaluate final/NAME by heddle score");
+  refuse(!train.freeze.empty(), "train.freeze",
+         "the base model is frozen, and adapter.targets names what learns");
+  refuse(!config.eval.input.empty(), "eval.input", "use heddle eval on final/NAME");
+  refuse(config.eval.metric != "loss", "eval.metric", "leave it at loss");
+  refuse(train.spike != config::Spike::kOff, "train.spike", "leave it off");
+  refuse(train.neftune_alpha > 0, "train.neftune_alpha", "leave it out");
+  refuse(train.grad_cosine, "train.grad_cosine", "leave it out");
+  refuse(config.ckpt.keep_best, "ckpt.keep_best",
+         "a checkpoint holds all adapters, whose best steps differ");
+  refuse(config.ckpt.every_epochs > 0, "ckpt.every_epochs", "ckpt.every counts rounds");
+  refuse(!config.log.command.empty(), "log.command", "read NAME/metrics.jsonl");
   refuse(!config.log.sample_prompts.empty(), "log.sample_prompts",
          "use heddle generate on final/NAME");
   refuse(!train.recompute, "train.recompute", "name off, elementwise, selective or full");
@@ -81,6 +92,8 @@ AdapterTrainer::AdapterTrainer(std::vector<config::AdapterRun> runs,
     check_built(runs[i].config);
     adapters_.push_back({.run = std::move(runs[i]), .observer = observers[i]});
   }
+  if (!world || world->rank() == 0)
+    lock_ = std::make_unique<train::RunLock>(shared().train.output_dir);
   train::RunTokenizer tokenizer = train::load_tokenizer(shared());
   tokenizer_ = tokenizer.tokenizer;
   tokenizer_source_ = std::move(tokenizer.source);
@@ -100,14 +113,22 @@ AdapterTrainer::AdapterTrainer(std::vector<config::AdapterRun> runs,
 void AdapterTrainer::open(Adapter& adapter) {
   const config::RunConfig& config = adapter.run.config;
   const comm::Mesh& mesh = base_.context.mesh;
-  adapter.rows = data::Dataset::open(train::dataset_options(config, train::DataPart::kTrain),
-                                     *tokenizer_, [&](const data::TokenizeProgress& p) {
-                                       adapter.observer->on_tokenize(p.file, p.fraction, p.rows);
-                                     });
+  const auto open_part = [&](train::DataPart part) {
+    return data::Dataset::open(train::dataset_options(config, part), *tokenizer_,
+                               [&](const data::TokenizeProgress& p) {
+                                 adapter.observer->on_tokenize(p.file, p.fraction, p.rows);
+                               });
+  };
+  adapter.rows = open_part(train::DataPart::kTrain);
+  if (!config.data.eval.empty()) adapter.eval = open_part(train::DataPart::kEval);
   if (mesh.world()) {
-    comm::require_agreement(*mesh.world(), "data",
-                            {comm::content_fact("data of adapter " + adapter.run.name,
-                                                adapter.rows->key(), "the adapter's data")});
+    std::vector<comm::Fact> facts = {comm::content_fact("data of adapter " + adapter.run.name,
+                                                        adapter.rows->key(), "the adapter's data")};
+    if (adapter.eval) {
+      facts.push_back(comm::content_fact("data.eval of adapter " + adapter.run.name,
+                                         adapter.eval->key(), "the adapter's held-out data"));
+    }
+    comm::require_agreement(*mesh.world(), "data", facts);
   }
   adapter.factors = assembly::put_on(assembly::adapters_of(config.adapter), base_);
   std::vector<nn::Parameter*> parameters;
@@ -118,16 +139,65 @@ void AdapterTrainer::open(Adapter& adapter) {
   adapter.optimizer = std::make_unique<train::Optimizer>(
       std::move(parameters), config.optim, config.train.seed, train::Optimizer::Ranks::of(mesh),
       train::learning_rates(config.optim, config.adapter));
-  adapter.loader =
-      std::make_unique<data::Loader>(adapter.rows, train::loader_options(config, mesh));
-  train::check_schedule(config, adapter.loader->info().total_steps);
+  adapter.loader = train::make_loader(adapter.rows, config, mesh);
+  adapter.paced = train::paced(config, adapter.loader->info());
+  train::check_schedule(adapter.paced, adapter.loader->info().total_steps);
   adapter.loop.cursor = adapter.loader->cursor();
+}
+
+void AdapterTrainer::end(Adapter& adapter) {
+  adapter.is_done = true;
+  adapter.factors->visit_parameters([](nn::Parameter& factor) { factor.set_trainable(false); });
+}
+
+train::Evaluation AdapterTrainer::evaluate(const Adapter& adapter) {
+  const comm::Mesh& mesh = base_.context.mesh;
+  data::EvaluationLoader::Options options;
+  options.micro_batch_tokens = adapter.paced.train.micro_batch_tokens;
+  options.rank = static_cast<int>(mesh.data_rank());
+  options.world = static_cast<int>(mesh.data_size());
+  data::EvaluationLoader loader(adapter.eval, options);
+  double loss = 0, weight = 0;
+  while (std::optional<data::Batch> batch = loader.next()) {
+    weight += batch->loss_weight_sum;
+    const std::vector<std::vector<Piece>> pass = {
+        {{.set = adapter.factors.get(),
+          .batch = std::move(*batch),
+          .head = objective::language_model_head(*base_.model, 1, /*want_gradients=*/false)}}};
+    loss += run_joint_passes(base_, pass, {.wants_gradients = false})[0][0].loss;
+  }
+  return {loss / mesh.loss_group().all_reduce_sum(weight), {}};
+}
+
+void AdapterTrainer::evaluate_on_start() {
+  for (const Adapter& adapter : adapters_) {
+    if (adapter.eval && adapter.paced.train.eval_on_start && adapter.loop.step == 0)
+      adapter.observer->on_evaluation(0, evaluate(adapter), /*best=*/false);
+  }
+}
+
+void AdapterTrainer::evaluate_if_due(Adapter& adapter, train::StepInfo& info) {
+  const std::int64_t total = adapter.loader->info().total_steps;
+  if (!train::pause_behind(adapter.paced, adapter.eval != nullptr, info.step, total).evaluates)
+    return;
+  const train::Evaluation evaluation = evaluate(adapter);
+  train::LoopState& loop = adapter.loop;
+  const bool improved = !loop.best_eval || evaluation.loss < *loop.best_eval;
+  if (improved) loop.best_eval = evaluation.loss;
+  loop.evaluations_without_gain = improved ? 0 : loop.evaluations_without_gain + 1;
+  info.add(evaluation);
+  adapter.observer->on_evaluation(info.step, evaluation, improved);
 }
 
 std::vector<AdapterTrainer::Begun> AdapterTrainer::next_steps() {
   std::vector<Begun> steps;
   for (Adapter& adapter : adapters_) {
     if (adapter.is_done) continue;
+    const std::int64_t patience = adapter.paced.train.early_stop_patience;
+    if (patience > 0 && adapter.loop.evaluations_without_gain >= patience) {
+      end(adapter);
+      continue;
+    }
     std::optional<data::Step> step = adapter.loader->next();
     if (step) {
       if (step->loss_weight_sum <= 0) {
@@ -137,9 +207,7 @@ std::vector<AdapterTrainer::Begun> AdapterTrainer::next_steps() {
       steps.push_back({&adapter, std::move(*step)});
       continue;
     }
-    adapter.is_done = true;
-    // Its gradients are summed no longer.
-    adapter.factors->visit_parameters([](nn::Parameter& factor) { factor.set_trainable(false); });
+    end(adapter);
   }
   return steps;
 }
@@ -174,7 +242,7 @@ void AdapterTrainer::round(std::vector<Begun> steps) {
   std::vector<SetStep> updates;
   for (std::size_t i = 0; i < steps.size(); ++i) {
     const Adapter& adapter = *steps[i].adapter;
-    const config::OptimSection& optim = adapter.run.config.optim;
+    const config::OptimSection& optim = adapter.paced.optim;
     updates.push_back(
         {.optimizer = adapter.optimizer.get(),
          .lr = train::learning_rate(optim, steps[i].step.step, adapter.loader->info().total_steps),
@@ -182,10 +250,10 @@ void AdapterTrainer::round(std::vector<Begun> steps) {
          .loss = losses[i]});
   }
   const std::vector<StepResult> results = tenants::step(base_, updates);
-  for (std::size_t i = 0; i < steps.size(); ++i)
-    finish_step(steps[i], updates[i], results[i], entropies[i], seconds);
   if (base_.sharding) base_.sharding->publish();
   device::synchronize(base_.context.device);
+  for (std::size_t i = 0; i < steps.size(); ++i)
+    finish_step(steps[i], updates[i], results[i], entropies[i], seconds);
 }
 
 void AdapterTrainer::finish_step(const Begun& begun, const SetStep& update,
@@ -204,8 +272,7 @@ void AdapterTrainer::finish_step(const Begun& begun, const SetStep& update,
         "check the data of this step",
         info.step, info.loss, info.grad_norm);
     log::error("adapter {}: {}", adapter.run.name, adapter.failure);
-    adapter.is_done = true;
-    adapter.factors->visit_parameters([](nn::Parameter& factor) { factor.set_trainable(false); });
+    end(adapter);
     return;
   }
   info.seconds = seconds;
@@ -219,6 +286,7 @@ void AdapterTrainer::finish_step(const Begun& begun, const SetStep& update,
   adapter.loop.last_loss = info.loss;
   adapter.loop.step = info.step;
   adapter.loop.cursor = adapter.loader->cursor();
+  evaluate_if_due(adapter, info);
   adapter.observer->on_step(info);
 }
 
@@ -226,10 +294,15 @@ AdaptersSummary AdapterTrainer::run() {
   const comm::Group everybody = base_.context.mesh.world_group();
   const auto start = std::chrono::steady_clock::now();
   AdaptersSummary result;
+  evaluate_on_start();
   while (!(result.stopped = everybody.any(stop_))) {
     std::vector<Begun> steps = next_steps();
     if (steps.empty()) break;
+    std::optional<train::StepProfile> profile;
+    if (rounds_ + 1 == shared().log.profile_step && everybody.rank() == 0)
+      profile.emplace(base_.context.device);
     round(std::move(steps));
+    if (profile) profile->finish(shared().train.output_dir);
     ++rounds_;
     const std::int64_t every = shared().ckpt.every;
     if (every > 0 && rounds_ % every == 0) save();
@@ -243,6 +316,8 @@ AdaptersSummary AdapterTrainer::run() {
     summary.steps = adapter.loop.step;
     summary.first_loss = adapter.loop.first_loss;
     summary.last_loss = adapter.loop.last_loss;
+    summary.has_eval = adapter.loop.best_eval.has_value();
+    summary.best_eval = adapter.loop.best_eval.value_or(0);
     summary.stopped = result.stopped;
     summary.seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

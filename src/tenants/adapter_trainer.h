@@ -17,6 +17,7 @@
 #include "train/loop_state.h"
 #include "train/observer.h"
 #include "train/optimizer.h"
+#include "train/run_lock.h"
 
 namespace heddle::tenants {
 
@@ -51,10 +52,11 @@ class AdapterTrainer {
   struct Adapter {
     config::AdapterRun run;
     train::Observer* observer;
-    std::shared_ptr<const data::Dataset> rows = {};
+    std::shared_ptr<const data::Dataset> rows = {}, eval = {};  ///< eval null without data.eval.
     std::unique_ptr<adapters::LoraSet> factors = {};
     std::unique_ptr<train::Optimizer> optimizer = {};
     std::unique_ptr<data::Loader> loader = {};
+    config::RunConfig paced = {};  ///< run.config with what is given in epochs and shares as steps.
     train::LoopState loop = {};
     bool is_done = false;
     std::string failure = {};
@@ -67,6 +69,13 @@ class AdapterTrainer {
 
   const config::RunConfig& shared() const { return adapters_.front().run.config; }
   void open(Adapter& adapter);
+  /// Its gradients are summed no longer.
+  static void end(Adapter& adapter);
+  /// Loss on its data.eval. All ranks call it together.
+  train::Evaluation evaluate(const Adapter& adapter);
+  void evaluate_on_start();
+  /// Adds the evaluation that is due after a step, if one is.
+  void evaluate_if_due(Adapter& adapter, train::StepInfo& info);
   /// Adapters that have rows left; marks the others.
   std::vector<Begun> next_steps();
   void round(std::vector<Begun> steps);
@@ -77,6 +86,7 @@ class AdapterTrainer {
   void resume();
   void export_all() const;
 
+  std::unique_ptr<train::RunLock> lock_;  ///< Of rank 0; held while the run lasts.
   std::vector<Adapter> adapters_;
   const std::atomic<bool>& stop_;
   assembly::ModelOnRanks base_;

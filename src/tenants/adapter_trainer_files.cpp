@@ -6,6 +6,7 @@
 #include "hub/cache.h"
 #include "ops/autograd.h"
 #include "tenants/adapter_trainer.h"
+#include "train/model_card.h"
 #include "train/sources.h"
 
 namespace heddle::tenants {
@@ -118,11 +119,14 @@ void AdapterTrainer::export_all() const {
       return checkpoint->whole(name_in_checkpoint("weights/" + factor.name(), name));
     };
     const ckpt::Path output = ckpt::Path(shared().train.output_dir) / "final" / name;
+    config::RunConfig own = adapter.run.config;
+    own.train.output_dir = output.string();
     std::filesystem::create_directories(output.parent_path());
     ckpt::export_adapter(*base_.model, *adapter.factors, {}, *base_.source,
                          hub::model_name(shared().model.path), tokenizer_source_, output,
                          /*overwrite=*/true,
-                         checkpoint ? from_checkpoint : ckpt::ReadWhole(ckpt::read_from_memory));
+                         checkpoint ? from_checkpoint : ckpt::ReadWhole(ckpt::read_from_memory),
+                         {{"README.md", train::model_card(own, base_, /*is_adapter=*/true)}});
   }
 }
 

@@ -1,11 +1,13 @@
 #include "train/loader_options.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "base/errors.h"
 #include "config/config.h"
 
 namespace heddle::train {
+namespace {
 
 data::LoaderOptions loader_options(const config::RunConfig& config, const comm::Mesh& mesh) {
   data::LoaderOptions options;
@@ -23,6 +25,33 @@ data::LoaderOptions loader_options(const config::RunConfig& config, const comm::
   options.rank = static_cast<int>(mesh.data_rank());
   options.world = static_cast<int>(mesh.data_size());
   return options;
+}
+
+}  // namespace
+
+std::unique_ptr<data::Loader> make_loader(const std::shared_ptr<const data::Dataset>& rows,
+                                          const config::RunConfig& config, const comm::Mesh& mesh) {
+  data::LoaderOptions options = loader_options(config, mesh);
+  auto loader = std::make_unique<data::Loader>(rows, options);
+  const double epochs = config.train.epochs;
+  if (options.epochs == 0 || epochs == std::floor(epochs)) return loader;
+  const auto steps = static_cast<std::int64_t>(
+      std::ceil(epochs * static_cast<double>(loader->info().steps_per_epoch)));
+  options.max_steps = options.max_steps > 0 ? std::min(options.max_steps, steps) : steps;
+  return std::make_unique<data::Loader>(rows, options);
+}
+
+config::RunConfig paced(config::RunConfig config, const data::LoaderInfo& info) {
+  const auto steps = [](double share, std::int64_t whole) {
+    return std::max<std::int64_t>(1, std::llround(share * static_cast<double>(whole)));
+  };
+  if (config.optim.warmup_ratio > 0)
+    config.optim.warmup_steps = steps(config.optim.warmup_ratio, info.total_steps);
+  if (config.train.eval_every_epochs > 0)
+    config.train.eval_every = steps(config.train.eval_every_epochs, info.steps_per_epoch);
+  if (config.ckpt.every_epochs > 0)
+    config.ckpt.every = steps(config.ckpt.every_epochs, info.steps_per_epoch);
+  return config;
 }
 
 void check_schedule(const config::RunConfig& config, std::int64_t total_steps) {

@@ -1,13 +1,19 @@
 #pragma once
 
+#include <memory>
+
 #include "comm/mesh.h"
 #include "config/run_config.h"
 #include "data/loader/loader.h"
 
 namespace heddle::train {
 
-/// How a run reads its rows, on this data rank.
-data::LoaderOptions loader_options(const config::RunConfig& config, const comm::Mesh& mesh);
+/// Reads the rows of a run on this data rank. A part of an epoch ends it after as many steps.
+std::unique_ptr<data::Loader> make_loader(const std::shared_ptr<const data::Dataset>& rows,
+                                          const config::RunConfig& config, const comm::Mesh& mesh);
+
+/// The configuration with what it gives in epochs and shares of the run as steps.
+config::RunConfig paced(config::RunConfig config, const data::LoaderInfo& info);
 
 /// Throws for warm-up and decay that exceed a run whose length its data give; config::check() knows
 /// that of train.max_steps.

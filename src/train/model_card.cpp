@@ -16,12 +16,12 @@ std::string data_line(const std::vector<config::DataSource>& sources) {
   return text::list_some(names);
 }
 
-std::string load_example(const Setup& setup, const std::string& base) {
-  const bool has_adapter = setup.placed.adapters != nullptr;
-  const std::string name = ckpt::auto_class(setup.placed.source->config(),
-                                            setup.placed.model->head() == models::Head::kEmbed,
-                                            setup.placed.model->head() == models::Head::kClassify);
-  if (!has_adapter) {
+std::string load_example(const assembly::ModelOnRanks& placed, bool is_adapter,
+                         const std::string& base) {
+  const models::Head head = placed.model->head();
+  const std::string name = ckpt::auto_class(placed.source->config(), head == models::Head::kEmbed,
+                                            head == models::Head::kClassify);
+  if (!is_adapter) {
     return fmt::format(
         "from transformers import {0}\n\nmodel = {0}.from_pretrained(\"THIS_FOLDER\")", name);
   }
@@ -34,8 +34,8 @@ std::string load_example(const Setup& setup, const std::string& base) {
 
 }  // namespace
 
-std::string model_card(const config::RunConfig& config, const Setup& setup) {
-  const bool is_adapter = setup.placed.adapters != nullptr;
+std::string model_card(const config::RunConfig& config, const assembly::ModelOnRanks& placed,
+                       bool is_adapter) {
   const std::string base = hub::model_name(config.model.path);
   // The Hub knows models by "org/model"; a path of this machine is none of them.
   const bool is_on_hub = !base.starts_with("/");
@@ -59,10 +59,10 @@ std::string model_card(const config::RunConfig& config, const Setup& setup) {
       config::to_string(config.model.head), config::to_string(config.train.objective), method,
       data_line(config.data.train), config.optim.lr, config.train.global_batch_size,
       config::to_string(config.model.dtype), config.train.seed);
-  card += "```python\n" + load_example(setup, base) + "\n```\n\n";
+  card += "```python\n" + load_example(placed, is_adapter, base) + "\n```\n\n";
   const std::string use =
       is_adapter ? fmt::format("{} --adapter THIS_FOLDER", base) : "THIS_FOLDER";
-  if (setup.placed.model->head() == models::Head::kLanguageModel)
+  if (placed.model->head() == models::Head::kLanguageModel)
     card += "    heddle generate " + use + " --prompt TEXT\n";
   else
     card += fmt::format("    heddle score {} --head {} --input IN.jsonl --output OUT.jsonl\n", use,

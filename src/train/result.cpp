@@ -63,7 +63,8 @@ Setup setup_of(const config::RunConfig& config) {
 void write_result(const config::RunConfig& config, const Setup& setup,
                   const std::filesystem::path& output, const ResultOptions& options,
                   const ckpt::ReadWhole& read) {
-  ckpt::Files card = {{"README.md", model_card(config, setup)}};
+  ckpt::Files card = {
+      {"README.md", model_card(config, setup.placed, setup.placed.adapters != nullptr)}};
   if (setup.placed.model->head() == models::Head::kEmbed) {
     for (auto& file :
          ckpt::sentence_transformers_files(setup.placed.model->config().hidden_size,

@@ -29,20 +29,6 @@
 namespace heddle::train {
 namespace {
 
-/// The configuration with what is given in epochs and shares as steps.
-config::RunConfig paced(config::RunConfig config, const data::LoaderInfo& info) {
-  const auto steps = [](double share, std::int64_t whole) {
-    return std::max<std::int64_t>(1, std::llround(share * static_cast<double>(whole)));
-  };
-  if (config.optim.warmup_ratio > 0)
-    config.optim.warmup_steps = steps(config.optim.warmup_ratio, info.total_steps);
-  if (config.train.eval_every_epochs > 0)
-    config.train.eval_every = steps(config.train.eval_every_epochs, info.steps_per_epoch);
-  if (config.ckpt.every_epochs > 0)
-    config.ckpt.every = steps(config.ckpt.every_epochs, info.steps_per_epoch);
-  return config;
-}
-
 /// Rank 0's preparations before anything is written.
 std::unique_ptr<RunLock> claim_output(const config::RunConfig& config, const comm::World* world) {
   if (world != nullptr && world->rank() > 0) return nullptr;

@@ -13,14 +13,15 @@ using testing::LaunchedRuns;
 
 class AdaptersTest : public ::testing::Test {
  protected:
-  /// Losses and gradient norms by adapter and step.
+  /// Losses and gradient norms by adapter and step, then the last loss on held-out rows.
   std::map<std::string, std::vector<double>> train(const std::string& run, const std::string& model,
                                                    const std::vector<std::string>& layout) {
     const std::string rows = (runs_.directory() / "train.jsonl").string(),
                       others = (runs_.directory() / "answers.jsonl").string(),
                       file = (runs_.directory() / "run.yaml").string();
     std::ofstream(file) << "adapters:\n"
-                        << "  - {name: a, data: " << rows << ", rank: 4, lr: 1e-3}\n"
+                        << "  - {name: a, data: " << rows << ", rank: 4, lr: 1e-3, eval: "
+                        << runs_.first_rows("answers.jsonl").string() << "}\n"
                         << "  - {name: b, data: " << others << ", rank: 8, max_steps: 4,"
                         << " targets: [q_proj, in_proj_qkv, o_proj, out_proj]}\n"
                         << "  - {name: c, data: " << rows
@@ -39,11 +40,13 @@ class AdaptersTest : public ::testing::Test {
     std::map<std::string, std::vector<double>> numbers;
     for (const char* name : {"a", "b", "c"}) {
       std::ifstream metrics(runs_.directory() / run / name / "metrics.jsonl");
+      nlohmann::json step;
       for (std::string line; std::getline(metrics, line);) {
-        const auto step = nlohmann::json::parse(line);
+        step = nlohmann::json::parse(line);
         numbers[name].push_back(step.at("loss"));
         numbers[name].push_back(step.at("grad_norm"));
       }
+      if (step.contains("eval_loss")) numbers[name].push_back(step["eval_loss"]);
     }
     return numbers;
   }
@@ -54,7 +57,7 @@ class AdaptersTest : public ::testing::Test {
 TEST_F(AdaptersTest, HaveTheLossesOfOneRankInEveryLayout) {
   for (const std::string model : {"dense", "moe"}) {
     const auto expected = train(model + "-one", model, {});
-    ASSERT_EQ(expected.at("a").size(), 12U);
+    ASSERT_EQ(expected.at("a").size(), 13U);
     ASSERT_EQ(expected.at("b").size(), 8U);
     for (const std::string layout : {"dp", "tp", "fsdp"}) {
       const auto found = train(model + "-" + layout, model, {"parallel." + layout + "=2"});

@@ -101,6 +101,129 @@ TEST_F(AdapterTrainerTest, AStoppedRunGoesOnWithTheSameBits) {
     EXPECT_TRUE(result("whole", name) == result("halves", name)) << name;
 }
 
+/// Keeps what a run says of its steps.
+class Watching : public train::Observer {
+ public:
+  void on_step(const train::StepInfo& step) override { steps.push_back(step); }
+  void on_evaluation(std::int64_t step, const train::Evaluation& evaluation, bool best) override {
+    evaluations.emplace_back(step, evaluation.loss);
+  }
+  std::vector<train::StepInfo> steps;
+  std::vector<std::pair<std::int64_t, double>> evaluations;
+};
+
+class PacedAdaptersTest : public AdapterTrainerTest {
+ protected:
+  /// Adapters a and b with the settings of each entry and of the run.
+  AdaptersSummary train_two(const std::string& run, const std::string& of_a,
+                            const std::string& of_b, std::vector<std::string> more) {
+    const std::string path = (dir_ / "two.yaml").string();
+    std::ofstream(path) << "adapters:\n  - {name: a, data: " << rows("a") << ", " << of_a
+                        << "}\n  - {name: b, data: " << rows("b") << ", " << of_b << "}\n";
+    std::vector<std::string> all = unpaced(run);
+    all.insert(all.end(), more.begin(), more.end());
+    watching_ = {};
+    const std::atomic<bool> stop = false;
+    return AdapterTrainer(config::load_adapters(path, all), {&watching_[0], &watching_[1]}, stop)
+        .run();
+  }
+  Watching alone(const std::string& run, const std::string& name, std::vector<std::string> more) {
+    std::vector<std::string> all = unpaced(run);
+    all.insert(all.end(), {"train.method=lora", "data.train=" + rows(name)});
+    all.insert(all.end(), more.begin(), more.end());
+    Watching watching;
+    const std::atomic<bool> stop = false;
+    train::Trainer(config::load("", all), watching, stop).run();
+    return watching;
+  }
+  std::array<Watching, 2> watching_;
+
+ private:
+  std::vector<std::string> unpaced(const std::string& run) const {
+    std::vector<std::string> all = settings(run, {"train.deterministic=true"});
+    std::erase_if(all, [](const std::string& s) {
+      return s.starts_with("train.max_steps=") || s.starts_with("optim.warmup_steps=");
+    });
+    return all;
+  }
+};
+
+// Steps that are given as shares of the run or of an epoch are each adapter's own.
+TEST_F(PacedAdaptersTest, SharesOfARunAreThoseOfEachAdapter) {
+  train_two("shares", "warmup_ratio: 0.5, epochs: 2.5, global_batch_size: 2", "max_steps: 4",
+            {"optim.warmup_ratio=0.25"});
+  const Watching a = alone(
+                     "a", "a",
+                     {"optim.warmup_ratio=0.5", "train.epochs=2.5", "train.global_batch_size=2"}),
+                 b = alone("b", "b", {"optim.warmup_ratio=0.25", "train.max_steps=4"});
+  ASSERT_GT(a.steps.size(), 1U);
+  ASSERT_EQ(watching_[0].steps.size(), a.steps.size());
+  ASSERT_EQ(watching_[1].steps.size(), 4U);
+  EXPECT_LT(a.steps[0].lr, a.steps[1].lr) << "no warm-up to compare";
+  for (std::size_t i = 0; i < a.steps.size(); ++i)
+    EXPECT_EQ(watching_[0].steps[i].lr, a.steps[i].lr) << i;
+  for (std::size_t i = 0; i < b.steps.size(); ++i)
+    EXPECT_EQ(watching_[1].steps[i].lr, b.steps[i].lr) << i;
+}
+
+// Rows held out are not trained on, and each adapter is evaluated on its own.
+TEST_F(PacedAdaptersTest, EvaluatesEachOnItsOwnRows) {
+  const std::vector<std::string> shared = {"train.eval_every=2", "train.eval_on_start=true",
+                                           "optim.lr=1e-2"};
+  const AdaptersSummary summary = train_two("evaluated", "eval: 0.2, max_steps: 5",
+                                            "eval: " + rows("c") + ", max_steps: 3", shared);
+  const auto own = [&](const char* name, std::vector<std::string> more) {
+    more.insert(more.end(), shared.begin(), shared.end());
+    return alone(name, name, more);
+  };
+  const Watching found[] = {own("a", {"data.eval=0.2", "train.max_steps=5"}),
+                            own("b", {"data.eval=" + rows("c"), "train.max_steps=3"})};
+  for (std::size_t i = 0; i < 2; ++i) {
+    EXPECT_EQ(watching_[i].evaluations.size(), i == 0 ? 4U : 3U);  // 0, 2, 4, 5 and 0, 2, 3
+    ASSERT_EQ(watching_[i].evaluations.size(), found[i].evaluations.size());
+    for (std::size_t k = 0; k < found[i].evaluations.size(); ++k) {
+      EXPECT_EQ(watching_[i].evaluations[k].first, found[i].evaluations[k].first);
+      EXPECT_NEAR(watching_[i].evaluations[k].second, found[i].evaluations[k].second, 1e-6);
+    }
+    EXPECT_TRUE(summary.adapters[i].summary.has_eval);
+    const Metrics& last = watching_[i].steps.back().metrics;
+    EXPECT_TRUE(std::any_of(last.begin(), last.end(), [](const Metrics::Entry& entry) {
+      return std::string_view(entry.name) == "eval_loss";
+    }));
+  }
+  EXPECT_NEAR(watching_[0].steps[0].loss, found[0].steps[0].loss, 1e-6)
+      << "held-out rows were trained on";
+}
+
+TEST_F(PacedAdaptersTest, AnAdapterThatGainsNothingEndsEarly) {
+  // Rows of another adapter are answered worse with every step.
+  const AdaptersSummary summary =
+      train_two("early", "eval: " + rows("a") + ", lr: 1e-3", "eval: " + rows("c") + ", lr: 10",
+                {"train.eval_every=1", "train.early_stop_patience=2", "train.max_steps=8"});
+  EXPECT_EQ(summary.adapters[0].summary.steps, 8);
+  EXPECT_LT(summary.adapters[1].summary.steps, 8);
+  EXPECT_TRUE(std::filesystem::exists(dir_ / "early" / "final" / "b" / "README.md"));
+}
+
+TEST_F(AdapterTrainerTest, SettingsThatItDoesNotTakeAreRefusedByName) {
+  for (const char* setting :
+       {"train.spike=skip", "train.neftune_alpha=5", "train.grad_cosine=true",
+        "ckpt.keep_best=true", "ckpt.every_epochs=0.5", "log.command=cat", "log.sample_prompts=[a]",
+        "train.freeze=['*.layers.0.*']", "eval.metric=perplexity", "adapter.modules_to_save=[norm]",
+        "train.recompute=auto", "train.router_replay=x"}) {
+    const std::string key = std::string(setting).substr(0, std::string(setting).find('='));
+    EXPECT_THAT(testing::message_of([&] { train("refused", 1000, {setting}); }),
+                ::testing::HasSubstr(key))
+        << setting;
+    EXPECT_FALSE(std::filesystem::exists(dir_ / "refused")) << setting;
+  }
+}
+
+TEST_F(AdapterTrainerTest, ASecondRunInTheSameFolderIsKeptOut) {
+  const train::RunLock first(dir_ / "shared");
+  EXPECT_THAT(testing::message_of([&] { train("shared"); }), ::testing::HasSubstr("shared"));
+}
+
 TEST_F(AdapterTrainerTest, WrongEntriesAreNamedWithTheirLine) {
   const auto refusal = [&](const std::string& list) {
     files::write_atomically(dir_ / "wrong.yaml", list);
