@@ -6,6 +6,7 @@
 
 #include "base/errors.h"
 #include "base/text.h"
+#include "config/config.h"
 #include "config/field.h"
 
 namespace heddle::config {
@@ -99,6 +100,36 @@ AdapterEntry read_adapter_entry(const YAML::Node& node,
         entry.name);
   }
   return entry;
+}
+
+void require_for_several(const RunConfig& config) {
+  constexpr struct {
+    const char* key;
+    const char* instead;
+  } kOfOneRun[] = {
+      {"adapter.modules_to_save", "whole modules belong to the base model, which all share"},
+      {"train.freeze", "the base model is frozen, and adapter.targets names what learns"},
+      {"train.spike", "leave it off"},
+      {"train.neftune_alpha", "leave it out"},
+      {"train.grad_cosine", "leave it out"},
+      {"train.router_record", "leave it out"},
+      {"train.router_replay", "leave it out"},
+      {"eval.input", "use heddle eval on final/NAME"},
+      {"eval.metric", "evaluations of several adapters have the loss alone"},
+      {"ckpt.keep_best", "a checkpoint holds all adapters, whose best steps differ"},
+      {"ckpt.every_epochs", "ckpt.every counts rounds"},
+      {"log.command", "read NAME/metrics.jsonl"},
+      {"log.sample_prompts", "use heddle generate on final/NAME"},
+      {"parallel.cp", "use dp, fsdp or tp"},
+      {"parallel.ep", "use dp, fsdp or tp"},
+      {"parallel.pp", "use dp, fsdp or tp"},
+  };
+  for (const auto& [key, instead] : kOfOneRun) {
+    const Field& field = *find_field(key);
+    if (!config.is_set(key) || field.get(config) == field.get({})) continue;
+    throw_error<ConfigError>("{}: is not built for several adapters in one run (adapters:); {}",
+                             where(config, key), instead);
+  }
 }
 
 }  // namespace heddle::config

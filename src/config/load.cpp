@@ -325,13 +325,7 @@ std::vector<AdapterRun> load_adapters(const std::filesystem::path& file,
       throw_error<ConfigError>("{}: several adapters are trained by train.method lora",
                                where(run.config, "train.method"));
     }
-    // The trainer of several adapters has no place for these.
-    for (const char* key :
-         {"train.neftune_alpha", "train.spike", "train.grad_cosine", "eval.input", "eval.metric"}) {
-      if (run.config.is_set(key) && find_field(key)->get(run.config) != find_field(key)->get({}))
-        throw_error<ConfigError>("{}: is for runs of one model or adapter, without `adapters`",
-                                 where(run.config, key));
-    }
+    require_for_several(run.config);
     run.config.train.method = Method::kLora;
     fill_in(run.config, file.string(), overrides, usual);
     check(run.config, fmt::format("{}: adapter {}", name, run.name), Completeness::kComplete);

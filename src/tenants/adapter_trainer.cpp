@@ -28,38 +28,17 @@
 namespace heddle::tenants {
 namespace {
 
-/// Throws ConfigError for what a run of several adapters does not do.
+/// Throws ConfigError for what a run of several adapters does not do, besides what the
+/// configuration refuses by key.
 void check_built(const config::RunConfig& config) {
   const auto refuse = [&](bool is_asked, const char* key, const char* instead) {
     if (!is_asked) return;
-    throw_error<ConfigError>("{} is not built for several adapters in one run (adapters:); {}",
+    throw_error<ConfigError>("{}: is not built for several adapters in one run (adapters:); {}",
                              config::where(config, key), instead);
   };
-  const config::TrainSection& train = config.train;
-  const config::ParallelSection& parallel = config.parallel;
   refuse(config::objective_of(config) != config::Objective::kLanguageModel, "train.objective",
          "leave it at language_model");
-  refuse(!config.adapter.modules_to_save.empty(), "adapter.modules_to_save",
-         "whole modules belong to the base model, which all share");
-  refuse(!train.freeze.empty(), "train.freeze",
-         "the base model is frozen, and adapter.targets names what learns");
-  refuse(!config.eval.input.empty(), "eval.input", "use heddle eval on final/NAME");
-  refuse(config.eval.metric != "loss", "eval.metric", "leave it at loss");
-  refuse(train.spike != config::Spike::kOff, "train.spike", "leave it off");
-  refuse(train.neftune_alpha > 0, "train.neftune_alpha", "leave it out");
-  refuse(train.grad_cosine, "train.grad_cosine", "leave it out");
-  refuse(config.ckpt.keep_best, "ckpt.keep_best",
-         "a checkpoint holds all adapters, whose best steps differ");
-  refuse(config.ckpt.every_epochs > 0, "ckpt.every_epochs", "ckpt.every counts rounds");
-  refuse(!config.log.command.empty(), "log.command", "read NAME/metrics.jsonl");
-  refuse(!config.log.sample_prompts.empty(), "log.sample_prompts",
-         "use heddle generate on final/NAME");
-  refuse(!train.recompute, "train.recompute", "name off, elementwise, selective or full");
-  refuse(!train.router_record.empty(), "train.router_record", "leave it out");
-  refuse(!train.router_replay.empty(), "train.router_replay", "leave it out");
-  refuse(parallel.cp > 1, "parallel.cp", "use dp or tp");
-  refuse(parallel.ep > 1, "parallel.ep", "use dp or tp");
-  refuse(parallel.pp > 1, "parallel.pp", "use dp or tp");
+  refuse(!config.train.recompute, "train.recompute", "name off, elementwise, selective or full");
 }
 
 assembly::ModelOnRanks place_base(const config::RunConfig& config, const data::Tokenizer& tokenizer,
