@@ -84,6 +84,8 @@ std::vector<std::string> unused_keys(const RunConfig& config) {
   if (config.train.method != Method::kLora) {
     for (const Field& field : find_section("adapter")->fields)
       note(field.key, "train.method is full");
+  } else if (config.adapter.modules_to_save.empty() && config.model.head != Head::kClassify) {
+    note("train.freeze", "train.method is lora, and adapter.targets names what learns");
   }
   if (config.optim.name == OptimName::kAdamW) note("optim.momentum", "optim.name is adamw");
   if (config.optim.name == OptimName::kSgd) {
@@ -124,6 +126,9 @@ std::vector<std::string> unused_keys(const RunConfig& config) {
       note("dpo.label_smoothing", "dpo.loss is neither sigmoid nor simpo");
     if (loss != objective::DpoLoss::kSimpo) note("dpo.simpo_gamma", "dpo.loss is not simpo");
   }
+  if (objective_of(config) == Objective::kClassification ||
+      objective_of(config) == Objective::kContrastive)
+    note("data.loss_on", "the objective has no loss of tokens");
   note_policy_keys(config, note);
   if (config.model.head != Head::kEmbed) {
     note("model.normalize", "model.head is not embed");

@@ -55,6 +55,11 @@ config::RunConfig paced(config::RunConfig config, const data::LoaderInfo& info) 
 }
 
 void check_schedule(const config::RunConfig& config, std::int64_t total_steps) {
+  if (total_steps > 0 && config.log.profile_step > total_steps) {
+    throw_error<ConfigError>("{}: {} is after the last of the {} steps of the run",
+                             config::where(config, "log.profile_step"), config.log.profile_step,
+                             total_steps);
+  }
   const config::OptimSection& optim = config.optim;
   const bool is_wsd = optim.schedule == config::Schedule::kWsd;
   const std::int64_t decay = is_wsd ? optim.decay_steps : 0;

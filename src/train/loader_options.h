@@ -15,8 +15,8 @@ std::unique_ptr<data::Loader> make_loader(const std::shared_ptr<const data::Data
 /// The configuration with what it gives in epochs and shares of the run as steps.
 config::RunConfig paced(config::RunConfig config, const data::LoaderInfo& info);
 
-/// Throws for warm-up and decay that exceed a run whose length its data give; config::check() knows
-/// that of train.max_steps.
+/// Throws for warm-up and decay that exceed a run whose length its data give (config::check() knows
+/// that of train.max_steps), and for a step to profile that it has not.
 void check_schedule(const config::RunConfig& config, std::int64_t total_steps);
 
 }  // namespace heddle::train

@@ -171,6 +171,10 @@ const std::vector<BadInputCase>& configuration() {
        },
        2,
        {"optim.warmup_steps: warm-up 900 and decay 0 steps are more than the ", " of the run"}},
+      {"ProfileAfterTheRun",
+       [](const Folder& f) { return f.train({"log.profile_step=900"}); },
+       2,
+       {"command line: log.profile_step: 900 is after the last of the ", " steps of the run"}},
       {"ParameterThatIsNoModule",
        [](const Folder& f) {
          return f.train({"train.method=lora", "adapter.modules_to_save=[A_log]"});

@@ -277,6 +277,18 @@ TEST(Config, KeysWithoutEffectAreNamed) {
   EXPECT_THAT(of_dpo("dpo.loss=sigmoid"),
               ElementsAre("command line: dpo.simpo_gamma has no effect: dpo.loss is not simpo"));
   EXPECT_THAT(of_dpo("dpo.loss=orpo"), ::testing::SizeIs(2));
+  const auto with = [](std::vector<std::string> more) {
+    return unused_keys(parse(kSmall, "f", more));
+  };
+  EXPECT_THAT(with({"train.method=lora", "train.freeze=[x]"}),
+              ElementsAre("command line: train.freeze has no effect: train.method is lora, and "
+                          "adapter.targets names what learns"));
+  EXPECT_THAT(
+      with({"train.method=lora", "train.freeze=[x]", "adapter.modules_to_save=[embed_tokens]"}),
+      IsEmpty());
+  EXPECT_THAT(with({"model.head=embed", "data.loss_on=all"}),
+              ElementsAre("command line: data.loss_on has no effect: the objective has no loss of "
+                          "tokens"));
   EXPECT_THAT(unused_keys(parse(dump_yaml(parse(kSmall, "a")), "b")), IsEmpty());
 }
 
