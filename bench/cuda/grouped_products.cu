@@ -1,7 +1,7 @@
-// Times the narrow products of several sets' low-rank changes in a pass of training: x a^T, dy b,
-// dy^T low and d_low^T x, each kind one launch for eight sets of ranks 8 to 64, and of few rows the
-// two of dy in one launch. Needs no libtorch:
-//   heddle_grouped_bench [ROWS ...]     of each set; 64, 512 and 2048 by default
+// Times the products of several sets' low-rank changes in a pass of training: x a^T, dy b, dy^T low
+// and d_low^T x, each kind one launch for eight sets of ranks 8 to 64, of few rows the two of dy in
+// one launch, y += low b^T and dx += d_low a. Needs no libtorch:
+//   heddle_grouped_bench [ROWS ...]     of each set; 16, 64, 512 and 2048 by default
 // Each figure is a call of a graph whose calls go over four copies of the matrices in turn.
 #include <cuda_bf16.h>
 
@@ -25,6 +25,7 @@ using heddle::bench_cuda::fill;
 constexpr int kCopies = 4, kCalls = 20, kSets = 8;
 constexpr const char* kKinds[] = {"x a^T", "dy b", "dy^T low", "d_low^T x", "dy b and dy^T low"};
 constexpr int kBoth = 4;
+constexpr const char* kWideKinds[] = {"y += low b^T", "dx += d_low a"};
 
 /// Layers that share an input.
 struct Layers {
@@ -101,15 +102,49 @@ std::vector<NarrowProduct> products_of(const Layers& layers, int kind, int rows,
   return products;
 }
 
+/// The sums of one kind: of each layer's output, or of the input's gradient over all layers.
+std::vector<WideSum> sums_of(const Layers& layers, bool is_of_input, int rows, Matrices& memory,
+                             int64_t& bytes) {
+  std::vector<WideSum> sums;
+  bytes = 0;
+  const auto term = [&](int width, int set) {
+    const int rank = 8 * (set + 1);
+    return WideTerm{memory.random(int64_t{rows} * rank), memory.random(int64_t{width} * rank), rank,
+                    is_of_input ? width : rank, rank};
+  };
+  const auto sum = [&](bf16* y, int width, int set) {
+    sums.push_back({y + int64_t{set} * rows * width, width, rows, width, {}});
+    bytes += int64_t{rows} * width * 4;
+  };
+  if (is_of_input) {
+    bf16* const dx = memory.random(int64_t{kSets} * rows * layers.in);
+    for (int set = 0; set < kSets; ++set) {
+      sum(dx, layers.in, set);
+      for (size_t i = 0; i < layers.out.size(); ++i)
+        sums.back().terms.push_back(term(layers.in, set));
+    }
+    return sums;
+  }
+  for (const int out : layers.out) {
+    bf16* const y = memory.random(int64_t{kSets} * rows * out);
+    for (int set = 0; set < kSets; ++set) {
+      sum(y, out, set);
+      sums.back().terms.push_back(term(out, set));
+    }
+  }
+  return sums;
+}
+
 /// Microseconds of a call, the least of five replays.
-double time_of(NarrowForm form, const std::array<std::vector<NarrowProduct>, kCopies>& copies) {
+template <class Products, class F>
+double time_of(const std::array<Products, kCopies>& copies, const F& run) {
   cudaStream_t stream{};
   cudaGraph_t graph{};
   cudaGraphExec_t replay{};
   check(cudaStreamCreate(&stream));
-  narrow_products(form, copies[0], stream);
+  run(copies[0], stream);
   check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
-  for (int i = 0; i < kCalls; ++i) narrow_products(form, copies[i % kCopies], stream);
+  for (int i = 0; i < kCalls; ++i) run(copies[i % kCopies], stream);
   check(cudaStreamEndCapture(stream, &graph));
   check(cudaGraphInstantiate(&replay, graph, 0));
   std::array<cudaEvent_t, 2> ends{};
@@ -131,12 +166,17 @@ double time_of(NarrowForm form, const std::array<std::vector<NarrowProduct>, kCo
   return least * 1e3 / kCalls;
 }
 
+void print(const Layers& layers, int rows, const char* kind, double us, int64_t bytes) {
+  std::printf("| %s | %d | %s | %.1f | %.2f |\n", layers.name, rows, kind, us,
+              static_cast<double>(bytes) / us * 1e-6);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) try {
   std::vector<int> all_rows;
   for (int i = 1; i < argc; ++i) all_rows.push_back(std::atoi(argv[i]));
-  if (all_rows.empty()) all_rows = {64, 512, 2048};
+  if (all_rows.empty()) all_rows = {16, 64, 512, 2048};
   constexpr NarrowForm kForms[] = {NarrowForm::kRows, NarrowForm::kDeep, NarrowForm::kGradients,
                                    NarrowForm::kGradients, NarrowForm::kDeep};
   std::printf(
@@ -151,9 +191,20 @@ int main(int argc, char** argv) try {
         std::array<std::vector<NarrowProduct>, kCopies> copies;
         int64_t bytes = 0;
         for (auto& products : copies) products = products_of(layers, kind, rows, memory, bytes);
-        const double us = time_of(kForms[kind], copies);
-        std::printf("| %s | %d | %s | %.1f | %.2f |\n", layers.name, rows, kKinds[kind], us,
-                    static_cast<double>(bytes) / us * 1e-6);
+        const double us = time_of(copies, [&](const auto& products, cudaStream_t stream) {
+          narrow_products(kForms[kind], products, stream);
+        });
+        print(layers, rows, kKinds[kind], us, bytes);
+      }
+      for (const bool is_of_input : {false, true}) {
+        Matrices memory;
+        std::array<std::vector<WideSum>, kCopies> copies;
+        int64_t bytes = 0;
+        for (auto& sums : copies) sums = sums_of(layers, is_of_input, rows, memory, bytes);
+        const double us = time_of(copies, [&](const auto& sums, cudaStream_t stream) {
+          wide_sums(is_of_input, sums, stream);
+        });
+        print(layers, rows, kWideKinds[is_of_input], us, bytes);
       }
     }
   }

@@ -60,6 +60,14 @@ TEST_F(GpuGroupedLowRank, RowsUpToATileEqualReference) {
                       {{8, 16, 32}, {64, 24, 1}, {8, 8, 8}, {100, 0, 31}, {33, 65, 128}}));
 }
 
+TEST_F(GpuGroupedLowRank, FewRowsEqualReference) {
+  // Up to 32 rows and up to 64 have tiles of their own; deep sums are cut over a cluster.
+  expect_results(GroupedCase::of(2568, {9216, 264, 8}, {16, 1, 32, 0, 7},
+                                 {{8, 64, 8}, {45, 1, 0}, {64, 100, 16}, {8, 8, 8}, {26, 33, 65}}));
+  expect_results(
+      GroupedCase::of(1032, {4104, 72}, {64, 33, 5, 48}, {{64, 8}, {17, 130}, {32, 0}, {7, 40}}));
+}
+
 TEST_F(GpuGroupedLowRank, MoreSetsThanALaunchTakes) {
   std::vector<std::int64_t> rows;
   std::vector<std::vector<std::int64_t>> ranks;

@@ -8,23 +8,19 @@
 // without conflicts, or 3 and low; then the sums in fp32 in the same place, in lines that lie as in
 // the result.
 #include <algorithm>
-#include <array>
 #include <cstdint>
-#include <stdexcept>
 
-#include "ops/cuda/mma.cuh"
-#include "ops/grouped_low_rank/cuda/grouped_products.h"
-#include "ops/grouped_low_rank/cuda/table.cuh"
+#include "ops/grouped_low_rank/cuda/narrow_table.cuh"
 
 namespace heddle::ops::cuda {
 namespace {
 
-constexpr int kTileM = 128, kTileN = 64, kDepth = 64, kStages = 4, kThreads = 256;
+constexpr int kTileM = 128, kTileN = kNarrowColumns, kDepth = 64, kStages = 4, kThreads = 256;
 constexpr int kTallBytes =
     kTileM * (kDepth + 8) * 2;  // or kDepth * (kTileM + 8) * 2, which is less
 constexpr int kNarrowBytes = kTileN * (kDepth + 8) * 2;
 constexpr int kStageBytes = kTallBytes + kNarrowBytes;
-constexpr int kLinePitch = kTileN + 4, kTurnedPitch = kTileM + 4;  // of sums
+constexpr int kTurnedPitch = kTileM + 4;  // of sums, beside kLinePitch
 static_assert(kTileM * kLinePitch * 4 <= kStages * kStageBytes);
 static_assert(kTileN * kTurnedPitch * 4 <= kStages * kStageBytes);
 constexpr int kStagesBesideLow = 3;
@@ -32,35 +28,13 @@ constexpr u32 kLow = kStagesBesideLow * kStageBytes;  // where low begins, in ro
 static_assert(kLow + kTileM * (kDepth + 8) * 2 <= kStages * kStageBytes);
 static_assert(kMostRowsOfBoth == kTileM && kTileN == kDepth);
 constexpr u32 kSharedBytes = kStages * kStageBytes;
-constexpr int kMostParts = 8;
-
-struct Entry {
-  const bf16 *tall, *narrow;
-  void* out;
-  int64_t tall_stride;
-  int32_t narrow_stride, out_stride, m, k, n, first_tile;
-  float scale;
-  bool turned, accumulates, is_aligned;
-  const bf16* low;
-  float* gradient;
-  int32_t low_stride;
-};
-
-constexpr int kEntries = 60;
-struct Table {
-  Entry entries[kEntries];
-  int count, parts, tiles;
-};
-static_assert(sizeof(Table) <= 32764);  // as many bytes of arguments as a launch takes
-
-__host__ __device__ inline int tiles_along(int size, int tile) { return (size + tile - 1) / tile; }
 
 #if __CUDA_ARCH__ >= 900
 
 /// One tile of an entry.
 template <NarrowForm form>
 struct Tile {
-  const Entry& e;
+  const NarrowEntry& e;
   int m0, n0;
 
   __device__ __forceinline__ void load(u32 stage, int step) const {
@@ -177,26 +151,10 @@ struct Tile {
               column = n0 + first_pair * 16 + (lane & 3) * 2;
 #pragma unroll
     for (int n = 0; n < 2 * kPairs; ++n) {
-      put_two(row, column + n * 8, sums[n][0], sums[n][1]);
-      put_two(row + 8, column + n * 8, sums[n][2], sums[n][3]);
+      put_gradients(e, row, column + n * 8, sums[n][0], sums[n][1]);
+      put_gradients(e, row + 8, column + n * 8, sums[n][2], sums[n][3]);
     }
   }
-  __device__ __forceinline__ void put_two(int row, int column, float left, float right) const {
-    if (row >= e.k || column >= e.n) return;
-    float* const out = e.gradient + static_cast<int64_t>(row) * e.n + column;
-    if (e.n % 2 == 0) {
-      auto* const both = reinterpret_cast<float2*>(out);
-      if (e.accumulates) {
-        left += both->x;
-        right += both->y;
-      }
-      *both = make_float2(left, right);
-      return;
-    }
-    out[0] = e.accumulates ? out[0] + left : left;
-    if (column + 1 < e.n) out[1] = e.accumulates ? out[1] + right : right;
-  }
-
   /// The sums of steps [first, last) to shared memory, and gradients if they are asked for.
   template <int NB, int Stages, bool has_gradient>
   __device__ __forceinline__ void sum(u32 memory, float* to, int first, int last) const {
@@ -239,29 +197,6 @@ struct Tile {
   }
 };
 
-/// The sums of all parts at four places that lie together.
-__device__ __forceinline__ float4 joined(u32 at, int parts) {
-  if (parts == 1) {
-    const uint4 own = ld_shared16(at);
-    return make_float4(__uint_as_float(own.x), __uint_as_float(own.y), __uint_as_float(own.z),
-                       __uint_as_float(own.w));
-  }
-  float4 each[kMostParts];
-#pragma unroll
-  for (int part = 0; part < kMostParts; ++part)
-    if (part < parts) each[part] = load4_from(at, static_cast<u32>(part));
-  float4 total = each[0];
-#pragma unroll
-  for (int part = 1; part < kMostParts; ++part) {
-    if (part >= parts) break;
-    total.x += each[part].x;
-    total.y += each[part].y;
-    total.z += each[part].z;
-    total.w += each[part].w;
-  }
-  return total;
-}
-
 /// Up to four of a line of fp32.
 __device__ __forceinline__ void put(float* out, float4 sum, int count, bool accumulates) {
   if (count == 4 && reinterpret_cast<uintptr_t>(out) % 16 == 0) {
@@ -279,16 +214,6 @@ __device__ __forceinline__ void put(float* out, float4 sum, int count, bool accu
     if (i < count) out[i] = accumulates ? out[i] + sums[i] : sums[i];
 }
 
-/// All members of the cluster, of which there may be one.
-__device__ __forceinline__ void meet(int parts) {
-  if (parts > 1) {
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
-                     : "memory");
-  } else {
-    __syncthreads();
-  }
-}
-
 template <NarrowForm form, int NB>
 __device__ __forceinline__ void sum(const Tile<form>& work, unsigned char* memory, int first,
                                     int last) {
@@ -301,7 +226,8 @@ __device__ __forceinline__ void sum(const Tile<form>& work, unsigned char* memor
 }
 
 template <NarrowForm form>
-__device__ void compute(const Entry& e, int place, unsigned char* memory, int part, int parts) {
+__device__ void compute(const NarrowEntry& e, int place, unsigned char* memory, int part,
+                        int parts) {
   const int rows = tiles_along(e.m, kTileM);
   const Tile<form> work{e, place % rows * kTileM, place / rows * kTileN};
   const int steps = tiles_along(e.k, kDepth), each = tiles_along(steps, parts),
@@ -338,20 +264,7 @@ __device__ void compute(const Entry& e, int place, unsigned char* memory, int pa
           e.accumulates);
     }
   } else {
-    const int bits = columns <= 16 ? 1 : columns <= 32 ? 2 : 3;  // of runs of 8 a line
-    bf16* const out =
-        static_cast<bf16*>(e.out) + static_cast<int64_t>(work.m0) * e.out_stride + work.n0;
-    for (int i = begin; i < rows_here << bits; i += stride) {
-      const int row = i >> bits, column = (i & ((1 << bits) - 1)) * 8;
-      if (column >= columns) continue;
-      const u32 at = from + (row * kLinePitch + column) * 4;
-      const float4 low = joined(at, parts), high = joined(at + 16, parts);
-      st_global16(out + static_cast<int64_t>(row) * e.out_stride + column,
-                  make_uint4(pack_bf16(e.scale * low.x, e.scale * low.y),
-                             pack_bf16(e.scale * low.z, e.scale * low.w),
-                             pack_bf16(e.scale * high.x, e.scale * high.y),
-                             pack_bf16(e.scale * high.z, e.scale * high.w)));
-    }
+    put_lows(e, work.m0, work.n0, rows_here, from, part, parts);
   }
   // Nobody's memory is written again before all have read it.
   meet(parts);
@@ -360,90 +273,34 @@ __device__ void compute(const Entry& e, int place, unsigned char* memory, int pa
 #endif
 
 template <NarrowForm form>
-__global__ void __launch_bounds__(kThreads, 2) narrow_kernel(const __grid_constant__ Table table) {
+__global__ void __launch_bounds__(kThreads, 2)
+    narrow_kernel(const __grid_constant__ NarrowTable table) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(128) unsigned char memory[];
   const int parts = table.parts, clusters = static_cast<int>(gridDim.x) / parts,
             part = static_cast<int>(blockIdx.x) % parts;
   for (int tile = static_cast<int>(blockIdx.x) / parts; tile < table.tiles; tile += clusters) {
-    const Entry& e = table.entries[entry_of(table.entries, table.count, tile)];
+    const NarrowEntry& e = table.entries[entry_of(table.entries, table.count, tile)];
     compute<form>(e, tile - e.first_tile, memory, part, parts);
   }
 #endif
 }
 
-constexpr int kPartsTried = 4;  ///< 1, 2, 4, 8
-static_assert(1 << (kPartsTried - 1) == kMostParts);
-
 template <NarrowForm form>
-cudaLaunchConfig_t configure(cudaLaunchAttribute& size, int clusters, int parts) {
-  size.id = cudaLaunchAttributeClusterDimension;
-  size.val.clusterDim = {static_cast<unsigned>(parts), 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(clusters * parts));
-  config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes = kSharedBytes;
-  config.attrs = &size;
-  config.numAttrs = 1;
-  return config;
-}
+struct NarrowKernel {
+  static constexpr int kThreads = cuda::kThreads, kDepth = cuda::kDepth, kStepsOfATile = 6;
+  static constexpr u32 kBytes = kSharedBytes;
+  static auto get() { return narrow_kernel<form>; }
+};
 
-/// Clusters of each size that the device holds at once.
-template <NarrowForm form>
-const std::array<int, kPartsTried>& clusters_at_once() {
-  static const std::array<int, kPartsTried> most = [] {
-    cudaFuncSetAttribute(narrow_kernel<form>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                         kSharedBytes);
-    std::array<int, kPartsTried> found{};
-    for (int i = 0; i < kPartsTried; ++i) {
-      cudaLaunchAttribute size{};
-      const cudaLaunchConfig_t config = configure<form>(size, 1, 1 << i);
-      cudaOccupancyMaxActiveClusters(&found[i], narrow_kernel<form>, &config);
-      found[i] = std::max(1, found[i]);
-    }
-    return found;
-  }();
-  return most;
-}
-
-/// Steps of the cluster that has most to do: the one with the first of every `clusters` tiles.
-int longest(const Table& table, int clusters, int parts) {
-  constexpr int kOfATile = 6;  // a tile's start and end take as long
-  int steps = 0;
-  for (int i = 0, tile = 0; tile < table.tiles; tile += clusters) {
-    while (i + 1 < table.count && table.entries[i + 1].first_tile <= tile) ++i;
-    steps += tiles_along(tiles_along(table.entries[i].k, kDepth), parts) + kOfATile;
-  }
-  return steps;
-}
-
-template <NarrowForm form>
-void launch(Table& table, cudaStream_t stream) {
-  if (table.tiles == 0) return;
-  int clusters = 0, least = INT32_MAX;
-  for (int i = 0; i < kPartsTried; ++i) {
-    const int these = std::min(table.tiles, clusters_at_once<form>()[i]),
-              steps = longest(table, these, 1 << i);
-    if (steps >= least) continue;
-    least = steps;
-    clusters = these;
-    table.parts = 1 << i;
-  }
-  cudaLaunchAttribute size{};
-  cudaLaunchConfig_t config = configure<form>(size, clusters, table.parts);
-  config.stream = stream;
-  cudaLaunchKernelEx(&config, narrow_kernel<form>, table);
-  check_launch("narrow_products");
-}
-
-void launch(NarrowForm form, Table& table, cudaStream_t stream) {
+void launch(NarrowForm form, NarrowTable& table, cudaStream_t stream) {
   switch (form) {
     case NarrowForm::kRows:
-      return launch<NarrowForm::kRows>(table, stream);
+      return launch_narrow<NarrowKernel<NarrowForm::kRows>>(table, stream);
     case NarrowForm::kDeep:
-      return launch<NarrowForm::kDeep>(table, stream);
+      return launch_narrow<NarrowKernel<NarrowForm::kDeep>>(table, stream);
     case NarrowForm::kGradients:
-      return launch<NarrowForm::kGradients>(table, stream);
+      return launch_narrow<NarrowKernel<NarrowForm::kGradients>>(table, stream);
   }
 }
 
@@ -456,7 +313,10 @@ void narrow_products(NarrowForm form, const std::vector<NarrowProduct>& products
     if (p.m > 0 && p.n > 0) deepest_first.push_back(&p);
   std::stable_sort(deepest_first.begin(), deepest_first.end(),
                    [](const NarrowProduct* a, const NarrowProduct* b) { return a->k > b->k; });
-  Table table{};
+  int most_rows = 0;
+  for (const NarrowProduct* p : deepest_first) most_rows = std::max(most_rows, p->m);
+  const bool has_few_rows = form != NarrowForm::kGradients && most_rows <= kMostFewRows;
+  NarrowTable table{};
   for (std::size_t i = 0; i < deepest_first.size(); ++i) {
     const NarrowProduct& p = *deepest_first[i];
     table.entries[table.count++] = {static_cast<const bf16*>(p.tall),
@@ -476,9 +336,9 @@ void narrow_products(NarrowForm form, const std::vector<NarrowProduct>& products
                                     static_cast<const bf16*>(p.low),
                                     p.gradient,
                                     static_cast<int32_t>(p.low_stride)};
-    table.tiles += tiles_along(p.m, kTileM) * tiles_along(p.n, kTileN);
-    if (table.count < kEntries && i + 1 < deepest_first.size()) continue;
-    launch(form, table, stream);
+    table.tiles += tiles_along(p.m, kTileM) * tiles_along(p.n, kTileN);  // one along few rows
+    if (table.count < kNarrowEntries && i + 1 < deepest_first.size()) continue;
+    has_few_rows ? launch_few_rows(form, most_rows, table, stream) : launch(form, table, stream);
     table.count = table.tiles = 0;
   }
 }
