@@ -322,7 +322,7 @@ Section sync_section() {
            "of a message; a rank has two of them in memory", {.range = at_least(1024)})
       .key("staged", &SyncSection::staged,
            "rollouts keep new weights apart until all have come, so that a failed update leaves "
-           "the old ones; needs the memory of a second copy")
+           "the old ones, and over gloo generate on meanwhile; needs the memory of a second copy")
       .key(
           "verify", &SyncSection::verify,
           "after the first publication, and each whose version this divides, the rollouts' tensors "
