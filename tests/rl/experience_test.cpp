@@ -1,5 +1,4 @@
 #include "rl/experience.h"
-#include "rl/policy_options.h"
 
 #include <gtest/gtest.h>
 
@@ -8,6 +7,7 @@
 
 #include "config/config.h"
 #include "objective/advantages.h"
+#include "rl/policy_options.h"
 #include "testing/message_of.h"
 #include "testing/paths.h"
 #include "testing/temporary_directory.h"
