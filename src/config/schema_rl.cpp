@@ -270,7 +270,7 @@ Section rollout_section() {
       .key("top_p", &RolloutSection::top_p,
            "of these from the fewest that have this probability together; below 1 top_k says how "
            "many they may be",
-           {.range = within(0, 1)})
+           {.range = {.low = 0, .high = 1, .low_open = true}})
       .key("min_p", &RolloutSection::min_p,
            "of these from those of at least this share of the most likely one's probability; above "
            "0 top_k says how many they may be",

@@ -68,6 +68,10 @@ INSTANTIATE_TEST_SUITE_P(
                              "rollout: {stop: ['']}\n"),
                   {},
                   "run.yaml:6: rollout.stop: an empty text ends nothing: expected at least a byte"},
+        BadConfig{"TokensOfNoProbability",
+                  after_good("rollout: {top_k: 3, top_p: 0}\n"),
+                  {},
+                  "run.yaml:4: rollout.top_p: expected a number in (0, 1], found '0'"},
         BadConfig{
             "GroupsOfOneAreAlwaysEqual",
             after_good("train: {objective: policy}\nrl: {reward: {verifiers: {exact: 1}}}\n"),
