@@ -258,9 +258,9 @@ inline constexpr Metric kIdleRollout{
     "idle_rollout", Unit::kShare,
     "time since the batch before in which `rl.rollout_ranks` neither drew nor judged"};
 inline constexpr Metric kGroupsAllRight{"groups_all_right", Unit::kCount,
-                                        "groups whose completions all earned the most"};
+                                        "groups whose completions all earned the same, above 0"};
 inline constexpr Metric kGroupsAllWrong{"groups_all_wrong", Unit::kCount,
-                                        "groups whose completions all earned nothing"};
+                                        "groups whose completions all earned the same, 0 or less"};
 inline constexpr Metric kRejectedFiltered{"rejected_filtered", Unit::kCount,
                                           "groups without a difference to learn from"};
 inline constexpr Metric kRejectedFilteredTokens{"rejected_filtered_tokens", Unit::kTokens,

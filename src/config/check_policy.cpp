@@ -53,6 +53,11 @@ class PolicyChecker {
                        "{}: expected 2 or more",
                        to_string(rl.algorithm.advantage)));
     }
+    if (rl.samples_per_group == 1 && rl.dynamic_sampling) {
+      fail("rl.dynamic_sampling",
+           "replaces groups whose rewards are all equal, and with rl.samples_per_group 1 all are: "
+           "expected false, or 2 or more samples");
+    }
     if (rl.overlong == Overlong::kPunish &&
         (rl.overlong_buffer == 0 || rl.overlong_buffer > c_.rollout.max_new_tokens)) {
       fail("rl.overlong_buffer",
@@ -109,6 +114,11 @@ class PolicyChecker {
             "rollout.merge_adapter",
             "has one version in the matrices, and rl.update_mode pin several beside them: expected "
             "another mode, or false");
+    }
+    if (c_.train.method == Method::kLora && c_.adapter.dropout > 0) {
+      fail("adapter.dropout",
+           "train.objective policy compares a pass that trains with the generation of the same "
+           "tokens, which noise would tell apart; set it to 0");
     }
     const bool keeps = rl.update_mode == UpdateMode::kKeep || rl.update_mode == UpdateMode::kPin;
     if (c_.rollout.release_memory && rl.staleness() > 0 && keeps)

@@ -49,6 +49,7 @@ struct OpenKeys {
   std::string doc;
   std::function<void(RunConfig&, const std::string& name, const YAML::Node&)> set;
   std::function<Json(const RunConfig&)> get;  ///< an object
+  std::function<void(RunConfig&)> clear;      ///< leaves none
 };
 
 struct Section {

@@ -188,7 +188,17 @@ class Reader {
                              meant.empty() ? "" : fmt::format(" (did you mean '{}'?)", meant));
   }
 
+  /// Keys of any name, given as a whole, are these and no others: an override takes the place of
+  /// those of the file.
+  void clear_open(const Section& section) {
+    section.open->clear(config_);
+    std::erase_if(config_.origins,
+                  [&](const auto& entry) { return entry.first.starts_with(section.key + "."); });
+  }
+
   void section_value(const Section& section, const YAML::Mark& mark, const YAML::Node& value) {
+    const bool is_open = section.open && section.fields.empty();
+    if (is_open && (value.IsNull() || value.IsMap())) clear_open(section);
     if (value.IsNull()) return;
     if (value.IsMap()) return mapping(section.key, value);
     if (value.IsScalar() && !section.scalar_key.empty()) {

@@ -270,7 +270,7 @@ Section rollout_section() {
       .key("top_p", &RolloutSection::top_p,
            "of these from the fewest that have this probability together; below 1 top_k says how "
            "many they may be",
-           {.range = within(0, 1)})
+           {.range = {.low = 0, .high = 1, .low_open = true}})
       .key("min_p", &RolloutSection::min_p,
            "of these from those of at least this share of the most likely one's probability; above "
            "0 top_k says how many they may be",
@@ -322,7 +322,7 @@ Section sync_section() {
            "of a message; a rank has two of them in memory", {.range = at_least(1024)})
       .key("staged", &SyncSection::staged,
            "rollouts keep new weights apart until all have come, so that a failed update leaves "
-           "the old ones; needs the memory of a second copy")
+           "the old ones, and over gloo generate on meanwhile; needs the memory of a second copy")
       .key(
           "verify", &SyncSection::verify,
           "after the first publication, and each whose version this divides, the rollouts' tensors "

@@ -70,18 +70,22 @@ class Table {
   /// Keys of any name, kept in a map.
   template <class T>
   Table& open(std::string placeholder, std::map<std::string, T> Owner::*member, std::string doc) {
-    section_.open = OpenKeys{std::move(placeholder), Codec<T>::type({}), std::move(doc),
-                             [location = location_, member](RunConfig& c, const std::string& name,
-                                                            const YAML::Node& node) {
-                               (location.in(c).*member)[name] = Codec<T>::read(node, {});
-                             },
-                             [location = location_, member](const RunConfig& c) {
-                               Json object = Json::object();
-                               for (const auto& [name, value] : location.in_const(c).*member) {
-                                 object[name] = Codec<T>::write(value);
-                               }
-                               return object;
-                             }};
+    section_.open = OpenKeys{
+        std::move(placeholder),
+        Codec<T>::type({}),
+        std::move(doc),
+        [location = location_, member](RunConfig& c, const std::string& name,
+                                       const YAML::Node& node) {
+          (location.in(c).*member)[name] = Codec<T>::read(node, {});
+        },
+        [location = location_, member](const RunConfig& c) {
+          Json object = Json::object();
+          for (const auto& [name, value] : location.in_const(c).*member) {
+            object[name] = Codec<T>::write(value);
+          }
+          return object;
+        },
+        [location = location_, member](RunConfig& c) { (location.in(c).*member).clear(); }};
     return *this;
   }
 

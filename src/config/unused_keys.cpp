@@ -7,6 +7,7 @@
 #include "config/config.h"
 #include "config/field.h"
 #include "config/objective.h"
+#include "config/unused_policy_keys.h"
 
 namespace heddle::config {
 
@@ -14,60 +15,10 @@ using models::Head;
 
 namespace {
 
-/// Keys of `heddle rl` in other runs, and those that it does without.
-template <class Note>
-void note_policy_keys(const RunConfig& config, Note&& note) {
-  if (objective_of(config) != Objective::kPolicy) {
-    for (const Section& section : schema()) {
-      const bool is_of_rl = section.key == "rl" || section.key.starts_with("rl.") ||
-                            section.key == "rollout" || section.key == "sync";
-      if (!is_of_rl) continue;
-      for (const Field& field : section.fields) note(field.key, "train.objective is not policy");
-    }
-    return;
-  }
-  note("train.global_batch_size", "rl.groups_per_step decides");
-  note("data.format", "rows have a prompt or messages (data.fields)");
-  note("data.loss_on", "what the policy draws is trained");
-  note("data.cache_dir", "prompts are read anew");
-  if (config.rl.mode == RlMode::kSync) {
-    for (const char* key : {"rl.max_staleness", "rl.stale_policy", "rl.stale_attempts",
-                            "rl.update_mode", "rl.max_inflight_groups"})
-      note(key, "rl.mode is sync");
-  }
-  if (!config.rl.is_disaggregated()) {
-    note("rollout.tp", "rl.rollout_ranks is 0");
-    for (const Field& field : find_section("sync")->fields)
-      note(field.key, "rl.rollout_ranks is 0");
-  } else {
-    note("rollout.release_memory", "rl.rollout_ranks do not train");
-    if (!config.rl.has_two_jobs()) {
-      for (const char* key : {"sync.listen", "sync.rendezvous"}) note(key, "rl.role is all");
-    }
-  }
-  if (!config.rl.has_critic()) {
-    note("rl.algorithm.lambda", "rl.algorithm.advantage is not gae");
-    for (const Field& field : find_section("rl.critic")->fields)
-      note(field.key, "rl.algorithm.advantage is not gae");
-  } else if (config.rl.critic.updates == 1) {
-    note("rl.critic.clip", "rl.critic.updates is 1, and values change after it");
-  }
-  if (config.rl.algorithm.entropy_target == 0) {
-    for (const char* key : {"entropy_coef_delta", "entropy_coef_min", "entropy_coef_max"})
-      note(std::string("rl.algorithm.") + key, "rl.algorithm.entropy_target is 0");
-  }
-  if (config.rl.reference.kl_coef == 0)
-    note("rl.reference.sync_every", "rl.reference.kl_coef is 0");
-  const RlCorrection& correction = config.rl.correction;
-  if (correction.is == objective::ImportanceWeight::kOff) {
-    note("rl.correction.is_cap", "rl.correction.is is off");
-    note("rl.correction.is_batch_normalize", "rl.correction.is is off");
-  }
-  if (correction.rs == objective::Rejection::kOff) {
-    note("rl.correction.rs_bounds", "rl.correction.rs is off");
-    note("rl.correction.rs_denominator", "rl.correction.rs is off");
-  }
-  if (!config.rl.dynamic_sampling) note("rl.max_attempts", "rl.dynamic_sampling is false");
+/// A schedule of the run, the critic's among them.
+bool has_schedule(const RunConfig& config, Schedule schedule) {
+  const bool has_critic = objective_of(config) == Objective::kPolicy && config.rl.has_critic();
+  return config.optim.schedule == schedule || (has_critic && config.rl.critic.schedule == schedule);
 }
 
 }  // namespace
@@ -85,7 +36,7 @@ std::vector<std::string> unused_keys(const RunConfig& config) {
     for (const Field& field : find_section("adapter")->fields)
       note(field.key, "train.method is full");
   } else if (config.adapter.modules_to_save.empty() && config.model.head != Head::kClassify) {
-    note("train.freeze", "train.method is lora, and adapter.targets names what learns");
+    note("train.freeze", "train.method is lora, by which adapters alone are trained");
   }
   if (config.optim.name == OptimName::kAdamW) note("optim.momentum", "optim.name is adamw");
   if (config.optim.name == OptimName::kSgd) {
@@ -106,11 +57,14 @@ std::vector<std::string> unused_keys(const RunConfig& config) {
     note("optim.offload", "the device is the host");
     note("train.offload_activations", "the device is the host");
   }
-  if (config.optim.schedule != Schedule::kWsd) {
+  if (!has_schedule(config, Schedule::kWsd)) {
     note("optim.decay_steps", "optim.schedule is not wsd");
     note("optim.decay_type", "optim.schedule is not wsd");
   }
-  if (config.optim.schedule == Schedule::kConstant) {
+  const bool decays = has_schedule(config, Schedule::kLinear) ||
+                      has_schedule(config, Schedule::kCosine) ||
+                      has_schedule(config, Schedule::kWsd);
+  if (!decays) {
     note("optim.min_lr_ratio", "optim.schedule is constant");
   }
   if (config.model.head != Head::kClassify) {

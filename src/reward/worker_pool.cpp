@@ -169,9 +169,10 @@ class WorkerPool::Loop {
     Seat& seat = seats_[number];
     if (!seat.worker) return;
     for (const std::string& line : seat.worker->pump()) {
-      if (!take(seat, line)) {
+      std::string why;
+      if (!take(seat, line, why)) {
         return fail(seat, "wrote '" + text::shown(line) + "', expected a JSON object with the id " +
-                              (seat.id.empty() ? "of a request" : seat.id));
+                              (seat.id.empty() ? "of a request" : seat.id) + why);
       }
     }
     if (seat.worker->is_gone()) {
@@ -181,11 +182,13 @@ class WorkerPool::Loop {
     }
   }
 
-  bool take(Seat& seat, const std::string& line) {
+  /// False for a line that is no answer; `why` says what the parser found wrong.
+  bool take(Seat& seat, const std::string& line, std::string& why) {
     Json value;
     try {
       value = json::parse<Json>(line);
-    } catch (const DataError&) {
+    } catch (const DataError& error) {
+      why = fmt::format(" ({})", error.what());
       return false;
     }
     if (seat.id.empty() || !value.is_object()) return false;

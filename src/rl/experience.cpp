@@ -325,8 +325,6 @@ std::vector<objective::Supports> Experience::supports() const {
 
 std::vector<objective::PolicyRow> Experience::policy_rows(std::int64_t version) const {
   const bool is_bypass = config_.rl.old_logprobs == config::OldLogprobs::kRollout;
-  const bool has_kl_loss =
-      !reference_.empty() && config_.rl.reference.kl_where == config::KlWhere::kLoss;
   const std::vector<std::vector<double>> advantages = this->advantages();
   std::vector<objective::PolicyRow> policy;
   for (std::size_t i = 0; i < rows_.size(); ++i) {
@@ -342,7 +340,8 @@ std::vector<objective::PolicyRow> Experience::policy_rows(std::int64_t version) 
         age.push_back(static_cast<double>(version - drew));
       row.age = at_labels<double>(i, age);
     }
-    if (!has_kl_loss) continue;
+    // With kl_where reward it is measured alone.
+    if (reference_.empty()) continue;
     row.reference = at_labels<double>(i, of_completion(i, reference_[i]));
   }
   return policy;

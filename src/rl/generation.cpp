@@ -146,6 +146,15 @@ bool Generation::advance() {
   return true;
 }
 
+bool Generation::advance_before_update() {
+  // The deterministic mode starts all that the old weights may generate, see prepare_update().
+  if (config_.rl.update_mode != config::UpdateMode::kWait || config_.rl.deterministic)
+    return advance();
+  if (running_.empty()) return false;
+  pass();
+  return true;
+}
+
 void Generation::prepare_update() {
   if (config_.rl.update_mode == config::UpdateMode::kWait) {
     if (config_.rl.deterministic) {

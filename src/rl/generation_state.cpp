@@ -11,8 +11,9 @@
 namespace heddle::rl {
 namespace {
 
-/// Settings by which groups are drawn and judged, by key.
-nlohmann::json drawn_with(const config::RunConfig& config) {
+/// Settings by which groups are drawn and judged, by key, and a hash of the prompts: a chat
+/// template may change in its file.
+nlohmann::json drawn_with(const config::RunConfig& config, const Prompts& prompts) {
   constexpr std::array kKeys = {"data.max_length",
                                 "rl.mode",
                                 "rl.history",
@@ -28,14 +29,14 @@ nlohmann::json drawn_with(const config::RunConfig& config) {
   for (const auto& [key, value] : config::entries(config)) {
     if (key.starts_with("rl.reward.") || std::ranges::count(kKeys, key) > 0) settings[key] = value;
   }
+  settings["what data.* makes of the prompts"] = prompts.content();
   return settings;
 }
 
 /// The first of these settings that a checkpoint has otherwise; "" if it has all alike.
-std::string changed_key(const nlohmann::json& state, const config::RunConfig& config) {
+std::string changed_key(const nlohmann::json& state, const nlohmann::json& now) {
   if (!state.contains("drawn_with")) return "";
-  const nlohmann::json before = state.value("drawn_with", nlohmann::json::object()),
-                       now = drawn_with(config);
+  const nlohmann::json before = state.value("drawn_with", nlohmann::json::object());
   for (const auto* settings : {&now, &before}) {
     for (const auto& [key, value] : settings->items()) {
       if (before.value(key, "") != now.value(key, "")) return key;
@@ -58,7 +59,7 @@ nlohmann::json Generation::state() const {
 
 Batch Generation::standing() {
   Batch standing{.fates = std::exchange(news_.fates, {}), .state = state()};
-  standing.state["drawn_with"] = drawn_with(config_);
+  standing.state["drawn_with"] = drawn_with(config_, prompts_);
   for (const auto& [cursor, finished] : finished_) standing.groups.push_back(finished.group);
   return standing;
 }
@@ -86,7 +87,8 @@ void Generation::restore(const nlohmann::json& state, std::vector<Group> finishe
   for (const auto& entry : state.at("pending"))
     again_[entry.at(0).get<std::int64_t>()] = entry.at(1).get<std::int64_t>();
   admission_.rebase(version);
-  const std::string changed = finished.empty() ? "" : changed_key(state, config_);
+  const std::string changed =
+      finished.empty() ? "" : changed_key(state, drawn_with(config_, prompts_));
   if (!changed.empty()) {
     if (is_first_rank()) {
       log::info("{} finished groups of the checkpoint are generated anew, because {} changed",

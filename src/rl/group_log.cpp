@@ -3,8 +3,10 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cmath>
 #include <cstring>
 #include <string_view>
+#include <utility>
 
 #include "base/errors.h"
 #include "base/files.h"
@@ -23,6 +25,18 @@ bool is_up_to(const std::string& line, std::int64_t step) {
   } catch (const DataError&) {
     return false;
   }
+}
+
+/// Ids that the policy drew, and under which log-probabilities.
+void put_tokens(const Trajectory& trajectory, Json& sample) {
+  Json ids = Json::array(), logprobs = Json::array();
+  for (std::size_t t = 0; t < trajectory.tokens.size(); ++t) {
+    if (!trajectory.is_sampled(t)) continue;
+    ids.push_back(trajectory.tokens[t]);
+    logprobs.push_back(std::round(trajectory.logprobs[t] * 1e6) / 1e6);
+  }
+  sample["ids"] = std::move(ids);
+  sample["logprobs"] = std::move(logprobs);
 }
 
 }  // namespace
@@ -68,6 +82,7 @@ void GroupLog::write(std::int64_t step, std::int64_t version, const Prompt& prom
       }
     }
     sample["versions"] = runs;
+    put_tokens(trajectory, sample);
     samples.push_back(sample);
   }
   const Json row = {{"step", step},

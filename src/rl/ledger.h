@@ -36,7 +36,7 @@ struct LedgerState {
   std::int64_t step = 0;     ///< Optimizer steps that consumed something.
   std::int64_t version = 0;  ///< Last published.
   std::string weights_hash;  ///< For that version.
-  std::int64_t epoch = 0;
+  std::int64_t epoch = 0;    ///< The last that a prompt was dispatched of.
 };
 
 /// Fate of every row: an append-only file whose every record has a checksum. A group is

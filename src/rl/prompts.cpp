@@ -116,6 +116,18 @@ void require_judgeable(reward::Reward& judge, const Prompt& prompt) {
   if (score.error) throw_error<DataError>("no completion could be judged: {}", *score.error);
 }
 
+std::string content_of(const std::vector<Prompt>& rows) {
+  hash::Hasher hasher;
+  for (const Prompt& row : rows) {
+    hasher.add({reinterpret_cast<const char*>(row.tokens.data()),
+                row.tokens.size() * sizeof(row.tokens.front())});
+    // Rows of Latin-1 and the like have texts that are no UTF-8.
+    for (const Json* part : {&row.truth, &row.meta, &row.tools})
+      hasher.add(part->dump(-1, ' ', false, Json::error_handler_t::replace));
+  }
+  return hasher.hex();
+}
+
 }  // namespace
 
 Prompts::Prompts(const config::RunConfig& config, train::DataPart part,
@@ -152,6 +164,7 @@ Prompts::Prompts(const config::RunConfig& config, train::DataPart part,
   if (per_epoch_ == 0)
     throw_error<DataError>("{}: the weights of the files leave no row in an epoch",
                            options.files_key);
+  content_ = content_of(rows_);
   key_ = hasher.add(std::to_string(seed_)).add(shuffles_ ? "shuffled" : "in order").hex();
 }
 

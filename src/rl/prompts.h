@@ -68,6 +68,8 @@ class Prompts {
   const data::DatasetReport& report() const { return report_; }
   /// Hash of rows and order: a run that goes on must find the same.
   const std::string& key() const { return key_; }
+  /// Hash of what the rows became: their tokens, answers, and what rewards are handed besides.
+  const std::string& content() const { return content_; }
   /// Tokens of an epoch's prompts, in the mean over epochs.
   std::int64_t tokens() const;
 
@@ -96,7 +98,7 @@ class Prompts {
   std::int64_t per_epoch_ = 0;
   data::DatasetReport report_;
   std::string unread_verifier_;
-  std::string key_;
+  std::string key_, content_;
   std::uint64_t seed_;
   bool shuffles_;
   mutable std::int64_t epoch_ = -1;

@@ -1,6 +1,8 @@
 #include "rl/rollouts.h"
 
 #include <chrono>
+#include <functional>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -42,6 +44,14 @@ assembly::ModelOnRanks place(const config::RunConfig& config, const data::Tokeni
   return assembly::place(recipe, assembly::make_context(config, world));
 }
 
+/// Pinned sequences go on under their own adapters: a copy of the next ones is small.
+sync::SyncOptions receiving_options(const config::RunConfig& config, c10::Device device) {
+  sync::SyncOptions options = sync_options(config.sync, device);
+  const bool is_pinned = config.rl.update_mode == config::UpdateMode::kPin;
+  options.staged = options.staged || (is_pinned && options.device.is_cpu());
+  return options;
+}
+
 /// Throws CommError if the job has failed or the trainer falls silent.
 void look_at_trainer(const comm::World& job, SignsOfLife& signs, comm::Seconds silence) {
   if (const auto failure = failure_of_job(job)) throw CommError(*failure);
@@ -62,7 +72,7 @@ class Service {
         everybody_(model_.context.mesh.world_group()),
         generation_(config, model_, data.tokenizer, *data.prompts),
         subscriber_(sync::received_parts(published(config, model_)),
-                    sync_options(config.sync, model_.context.device)) {
+                    receiving_options(config, model_.context.device)) {
     if (members.generation > 0 || config.rl.has_two_jobs()) {
       // The trainer invites once all have placed their part of the model.
       everybody_.barrier();
@@ -91,17 +101,24 @@ class Service {
  private:
   bool serve() {
     for (std::int64_t passes = 0; true; ++passes) {
-      // Rank 0 sees a message, and all take it between the same passes.
+      // Rank 0 sees a message, and all take it between the same passes. Weights that have come to
+      // one of them are about to come to all.
       const bool is_first = everybody_.rank() == 0, is_asked = is_first && is_stopped();
       if (passes % kPassesPerLook == 0 &&
-          everybody_.any(is_first && (is_asked || link_->is_announced()))) {
+          everybody_.any(subscriber_.has_come() ||
+                         (is_first && (is_asked || link_->is_announced())))) {
         if (stop_ != nullptr && everybody_.any(is_asked)) {
           // Said before the groups are gone, whose end would tell the trainer less.
           model_.context.mesh.world()->fail("its job was asked to stop");
           return false;
         }
-        if (!answer(unpacked(link_->receive()))) return true;
         passes = -1;
+        if (awaited_) {
+          // A message that is there too was sent after the weights, and is answered by them.
+          take_awaited(*std::exchange(awaited_, std::nullopt));
+        } else if (!answer(unpacked(link_->receive()))) {
+          return true;
+        }
         continue;
       }
       if (is_wanted_) {
@@ -112,12 +129,13 @@ class Service {
         }
       }
       // Nothing is drawn by weights that the trainer has not given.
-      if (subscriber_.version() >= 0 && generation_.advance()) continue;
+      if (subscriber_.version() >= 0 && advance()) continue;
       std::this_thread::sleep_for(kIdle);
       passes = -1;
     }
   }
 
+  bool advance() { return awaited_ ? generation_.advance_before_update() : generation_.advance(); }
   bool is_stopped() const { return stop_ != nullptr && *stop_; }
 
   bool answer(const nlohmann::json& message) {
@@ -135,7 +153,7 @@ class Service {
     } else if (what == "verify") {
       link_->send(compared(message.at("hashes")).dump());
     } else {
-      take_weights(what == "update", message.at("version").get<std::int64_t>());
+      await_weights(what == "update", message.at("version").get<std::int64_t>());
     }
     return true;
   }
@@ -156,13 +174,35 @@ class Service {
     return {{"difference", ""}};
   }
 
-  void take_weights(bool is_new_version, std::int64_t version) {
+  /// Takes the weights that the trainer is about to send; those of a new version beside generation
+  /// if they can be kept apart.
+  void await_weights(bool is_new_version, std::int64_t version) {
+    if (is_new_version && subscriber_.receives_beside()) {
+      subscriber_.start();
+      link_->send("ready");
+      awaited_ = version;
+      return;
+    }
     if (is_new_version) generation_.prepare_update();
     const Timed timed(paused_s_);
     link_->send("ready");
-    const std::int64_t received = receive(version);
-    if (received != version)
-      throw_error<CommError>("weights of version {} came as version {}", version, received);
+    receive(version, [this] { return subscriber_.receive(); });
+    use_weights(is_new_version);
+  }
+
+  /// The weights that come beside generation take the place of those before.
+  void take_awaited(std::int64_t version) {
+    {
+      const Timed timed(paused_s_);
+      receive(version, [this] { return subscriber_.await(); });
+    }
+    generation_.prepare_update();
+    const Timed timed(paused_s_);
+    subscriber_.finish();
+    use_weights(/*is_new_version=*/true);
+  }
+
+  void use_weights(bool is_new_version) {
     // Replicas that own rows of each other's values exchange them.
     if (model_.sharding) model_.sharding->publish(/*with_frozen=*/true);
     if (is_new_version) {
@@ -175,12 +215,15 @@ class Service {
 
   /// Whoever holds the group's store is its sender: when that one is frozen, the group's own error
   /// can name nobody.
-  std::int64_t receive(std::int64_t version) {
+  void receive(std::int64_t version, const std::function<std::int64_t()>& work) {
+    std::int64_t received = -1;
     try {
-      return subscriber_.receive();
+      received = work();
     } catch (const CommError& error) {
       throw_error<CommError>("weights of version {} from rank 0: {}", version, error.what());
     }
+    if (received != version)
+      throw_error<CommError>("weights of version {} came as version {}", version, received);
   }
 
   const config::RunConfig& config_;
@@ -190,8 +233,9 @@ class Service {
   Generation generation_;
   sync::Subscriber subscriber_;
   std::unique_ptr<Link> link_;
-  bool is_wanted_ = false;  ///< The trainer waits for a batch.
-  double paused_s_ = 0;     ///< See GenerationCounts.
+  bool is_wanted_ = false;               ///< The trainer waits for a batch.
+  std::optional<std::int64_t> awaited_;  ///< Version that comes beside generation.
+  double paused_s_ = 0;                  ///< See GenerationCounts.
 };
 
 }  // namespace

@@ -85,7 +85,7 @@ void report_groups(std::span<const Group> groups, std::int64_t version,
   }
   info.metrics.set(metric::kLengthMean, mean_of(lengths));
   std::ranges::sort(lengths);
-  info.metrics.set(metric::kLengthP99, lengths[(lengths.size() - 1) * 99 / 100]);
+  info.metrics.set(metric::kLengthP99, lengths[(lengths.size() * 99 + 99) / 100 - 1]);
   info.metrics.set(metric::kTruncated, truncated / static_cast<double>(rewards.size()));
   if (config.rl.history == config::History::kRender) info.metrics.set(metric::kForks, forks);
   info.metrics.set(metric::kStalenessMean, staleness / static_cast<double>(groups.size()));

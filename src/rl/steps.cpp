@@ -174,7 +174,10 @@ bool Steps::begin_batch() {
     const Timed timed(times_.record);
     record(batch_.fates);
   }
-  if (batch_.groups.empty()) return false;
+  if (batch_.groups.empty()) {
+    warn_of_early_end();
+    return false;
+  }
   {
     const Timed timed(times_.prepare);
     experience_.emplace(config_, prompts_, batch_.groups, expert_width_);
@@ -215,6 +218,20 @@ void Steps::warn_of_no_loss(const data::Step& step) const {
       "nothing of them to learn from; the policy stays as it is. Raise rollout.max_new_tokens, or "
       "give rl.overlong punish",
       step.step + 1, config_.rollout.max_new_tokens);
+}
+
+void Steps::warn_of_early_end() const {
+  if (!ledger_) return;
+  const auto rejected = [this](Rejection reason) {
+    const auto found = ledger_->state().rejected.find(reason);
+    return found == ledger_->state().rejected.end() ? 0 : found->second;
+  };
+  log::warning(
+      "the run ends with step {} of {}: train.epochs {} has no more prompts, as {} were filtered "
+      "(rl.dynamic_sampling), {} could not be judged and {} were too old. optim.schedule had {} "
+      "steps more; train.max_steps gives a run all its steps",
+      done_, info_.total_steps, config_.train.epochs, rejected(Rejection::kFiltered),
+      rejected(Rejection::kFailed), rejected(Rejection::kStale), info_.total_steps - done_);
 }
 
 std::span<const Group> Steps::groups_of_step() const {
@@ -279,6 +296,9 @@ void Steps::record(std::span<const Fate> fates) {
   for (const Fate& fate : fates) {
     switch (fate.kind) {
       case Fate::Kind::kDispatched:
+        if (const std::int64_t epoch = fate.dispatch.cursor / prompts_.per_epoch();
+            epoch > ledger_->state().epoch)
+          ledger_->epoch(epoch);
         ledger_->dispatched(fate.dispatch);
         break;
       case Fate::Kind::kCompleted:
@@ -378,15 +398,14 @@ void Steps::load(const ckpt::TrainingCheckpoint& checkpoint) {
 }
 
 void Steps::on_updated(train::StepInfo& info) {
-  const config::RlReference& reference = config_.rl.reference;
   const bool is_async = config_.rl.mode == config::RlMode::kAsync;
   report_groups(groups_of_step(), source_->version(), config_, info);
+  info.epoch = epoch();
   const bool begins_batch = updates_ == 1;
   if (begins_batch)
     report_generation(batch_, is_async, setup_.placed.context.mesh.world_size(), info);
   const objective::PolicyStatistics statistics = policy_.take_statistics();
-  report_policy(statistics, experience_->dropped_tokens(part()),
-                reference.kl_coef > 0 && reference.kl_where == config::KlWhere::kLoss, info);
+  report_policy(statistics, experience_->dropped_tokens(part()), reference_ != nullptr, info);
   if (entropy_bonus_.is_on()) info.metrics.set(metric::kEntropyCoef, entropy_bonus_.coefficient());
   if (statistics.tokens > 0) entropy_bonus_.updated(statistics.entropy / statistics.tokens);
   if (reference_) reference_->updated(done_);
@@ -405,6 +424,12 @@ void Steps::on_updated(train::StepInfo& info) {
   if (ledger_) report_ledger(ledger_->state(), info);
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - times_.begin;
   report_times(times_, seconds.count(), begins_batch ? &batch_ : nullptr, config_, info);
+}
+
+double Steps::epoch() const {
+  // Groups are in the order of their prompts, and those that were rejected stand between them.
+  const Group& last = is_first_pass() ? groups_of_step().back() : batch_.groups.back();
+  return static_cast<double>(last.cursor + 1) / static_cast<double>(prompts_.per_epoch());
 }
 
 void Steps::publish() {

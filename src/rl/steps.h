@@ -60,6 +60,10 @@ class Steps : public train::StepSource {
                                       std::vector<at::Tensor>* experts = nullptr,
                                       std::span<const at::Tensor> given = {}) const;
   void find_anchor();
+  /// Passes over the prompts up to the step given last.
+  double epoch() const;
+  /// The stream of prompts ends before the steps that its rows would be enough for.
+  void warn_of_early_end() const;
   void warn_of_no_loss(const data::Step& step) const;
   void record(std::span<const Fate> fates);
   /// The step's groups reach the ledger and its disk, in the first pass over them.

@@ -85,11 +85,6 @@ std::unique_ptr<Channel> opened(std::unique_ptr<Channel> channel, std::int64_t g
   return channel;
 }
 
-void close(std::unique_ptr<Channel>& channel) {
-  if (channel) channel->give_up();
-  channel.reset();
-}
-
 constexpr std::int64_t kHeader = 3;  ///< Version, buckets, hash of the manifest.
 
 [[noreturn]] void fail_damaged(std::int64_t version, const Manifest& manifest,
@@ -112,7 +107,10 @@ void Publisher::connect(std::unique_ptr<Channel> channel, std::int64_t generatio
   channel_ = opened(std::move(channel), generation, device_, manifest());
 }
 
-void Publisher::disconnect() { close(channel_); }
+void Publisher::disconnect() {
+  if (channel_) channel_->give_up();
+  channel_.reset();
+}
 
 /// Collective over the trainers. Collects into one buffer while the other is on the wire; goes on
 /// collecting after the channel has failed, because the other trainer ranks do.
@@ -228,12 +226,17 @@ void Subscriber::connect(std::unique_ptr<Channel> channel, std::int64_t generati
   channel_ = opened(std::move(channel), generation, options_.device, manifest_);
 }
 
-void Subscriber::disconnect() { close(channel_); }
+void Subscriber::disconnect() {
+  if (channel_) channel_->give_up();
+  // Its end is that of the channel's operations.
+  if (arriving_.valid()) arriving_.wait();
+  arriving_ = {};
+  channel_.reset();
+}
 
 /// Receives one bucket while the one before is checked and written. Returns the damaged ones.
 std::vector<std::int64_t> Subscriber::receive_buckets(const std::vector<std::int64_t>& buckets,
-                                                      std::int64_t version,
-                                                      std::vector<at::Tensor>& staged) {
+                                                      Arrival& arrival) const {
   at::Tensor damaged = a_word_for_each_bucket(manifest_, options_.device);
   Pair pair;
   std::array<at::Tensor, 2> wires;
@@ -249,13 +252,13 @@ std::vector<std::int64_t> Subscriber::receive_buckets(const std::vector<std::int
     if (k + 1 < buckets.size()) start(k + 1);
     pair.pending[k % 2].wait();
     const auto number = static_cast<std::size_t>(buckets[k]);
-    const Inspection found = inspect(wire, version, buckets[k]);
-    sums_.select(0, buckets[k]).copy_(found.sum);
+    const Inspection found = inspect(wire, arrival.version, buckets[k]);
+    arrival.sums.select(0, buckets[k]).copy_(found.sum);
     damaged.select(0, buckets[k]).copy_(found.is_damaged);
     // A damaged one is written too: the host does not wait for what is found, and it comes again
     // before the version counts.
     if (options_.staged) {
-      staged[number] = payload(wire);
+      arrival.staged[number] = payload(wire);
     } else {
       scatter_.write(manifest_, number, payload(wire));
     }
@@ -266,7 +269,7 @@ std::vector<std::int64_t> Subscriber::receive_buckets(const std::vector<std::int
 std::int64_t Subscriber::receive() {
   if (!channel_) throw_error<CommError>("weight sync: not connected to a trainer");
   try {
-    return receive_version();
+    return install(arrive());
   } catch (...) {
     // A group whose collective failed is never used again.
     disconnect();
@@ -274,33 +277,64 @@ std::int64_t Subscriber::receive() {
   }
 }
 
-std::int64_t Subscriber::receive_version() {
+void Subscriber::start() {
+  if (!channel_) throw_error<CommError>("weight sync: not connected to a trainer");
+  if (!receives_beside() || arriving_.valid())
+    throw InternalError("weight sync: a publication is received beside nothing else");
+  arriving_ = std::async(std::launch::async, [this] { return arrive(); });
+}
+
+bool Subscriber::has_come() const {
+  return arriving_.valid() &&
+         arriving_.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+}
+
+std::int64_t Subscriber::await() {
+  try {
+    arrived_ = arriving_.get();
+    return arrived_.version;
+  } catch (...) {
+    disconnect();
+    throw;
+  }
+}
+
+std::int64_t Subscriber::finish() { return install(std::exchange(arrived_, {})); }
+
+/// Everything but the writing, if the weights are kept apart: it may run on another thread.
+Subscriber::Arrival Subscriber::arrive() {
   at::Tensor header = at::zeros({kHeader}, at::kLong);
   channel_->broadcast(header, 0);
   const auto* words = header.const_data_ptr<std::int64_t>();
-  const std::int64_t version = words[0];
+  Arrival arrival{.version = words[0],
+                  .staged = std::vector<at::Tensor>(manifest_.buckets().size()),
+                  .sums = a_word_for_each_bucket(manifest_, options_.device)};
   if (words[1] != static_cast<std::int64_t>(manifest_.buckets().size()) ||
       words[2] != static_cast<std::int64_t>(manifest_.hash())) {
     throw_error<CommError>("weight sync: the header of version {} does not fit the manifest",
-                           version);
+                           arrival.version);
   }
-  std::vector<at::Tensor> staged(manifest_.buckets().size());
   if (!options_.staged) is_intact_ = false;
-  auto damaged = receive_buckets(all_buckets(manifest_), version, staged);
+  auto damaged = receive_buckets(all_buckets(manifest_), arrival);
   if (!damaged.empty()) {
-    damaged = receive_buckets(damaged, version, staged);
-    if (!damaged.empty()) fail_damaged(version, manifest_, damaged);
+    damaged = receive_buckets(damaged, arrival);
+    if (!damaged.empty()) fail_damaged(arrival.version, manifest_, damaged);
   }
   at::Tensor word = at::zeros({1}, at::kLong);
   channel_->broadcast(word, 0);
-  if (word.item<std::int64_t>() != version)
+  if (word.item<std::int64_t>() != arrival.version)
     throw_error<CommError>("weight sync: version word {} after header {}",
-                           word.item<std::int64_t>(), version);
-  for (std::size_t k = 0; options_.staged && k < staged.size(); ++k)
-    scatter_.write(manifest_, k, staged[k]);
-  version_ = version;
+                           word.item<std::int64_t>(), arrival.version);
+  return arrival;
+}
+
+std::int64_t Subscriber::install(const Arrival& arrival) {
+  for (std::size_t k = 0; options_.staged && k < arrival.staged.size(); ++k)
+    scatter_.write(manifest_, k, arrival.staged[k]);
+  sums_ = arrival.sums;
+  version_ = arrival.version;
   is_intact_ = true;
-  return version;
+  return version_;
 }
 
 }  // namespace heddle::sync

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <future>
 #include <memory>
 #include <string>
 #include <vector>
@@ -80,6 +81,23 @@ class Subscriber {
   /// version() is then the old one, and unless is_intact() the weights are of two versions and must
   /// not be served before another publication has come.
   std::int64_t receive();
+
+  /// Publications can come while the caller goes on with the weights that it has: they are kept
+  /// apart, and their buckets lie on the host. A device's library is called by the thread that owns
+  /// the device.
+  bool receives_beside() const { return options_.staged && options_.device.is_cpu(); }
+  /// Begins to receive the next publication on a thread of its own; the weights stay as they are up
+  /// to finish(). Only if receives_beside(). The subscriber outlives it: it ends with the channel's
+  /// deadline at the latest.
+  void start();
+  /// It is there, or will not come: await() returns at once.
+  bool has_come() const;
+  /// Waits until it is there, and returns its version. Throws as receive(), with the weights as
+  /// they were.
+  std::int64_t await();
+  /// Writes it in place, after await(); returns its version.
+  std::int64_t finish();
+
   /// Last received whole; -1: none yet.
   std::int64_t version() const { return version_; }
   bool is_intact() const { return is_intact_; }
@@ -87,17 +105,26 @@ class Subscriber {
   std::uint64_t weights_hash() const;
 
  private:
-  std::int64_t receive_version();
+  /// A publication of which every rank has all.
+  struct Arrival {
+    std::int64_t version = -1;
+    std::vector<at::Tensor> staged;  ///< Payloads of the buckets, if they are kept apart.
+    at::Tensor sums;                 ///< Checksum of each bucket, on the device.
+  };
+  Arrival arrive();
   std::vector<std::int64_t> receive_buckets(const std::vector<std::int64_t>& buckets,
-                                            std::int64_t version, std::vector<at::Tensor>& staged);
+                                            Arrival& arrival) const;
+  std::int64_t install(const Arrival& arrival);
 
   Scatter scatter_;
   Manifest manifest_;
   SyncOptions options_;
   std::unique_ptr<Channel> channel_;
-  at::Tensor sums_;  ///< Checksum of each bucket, on the device.
+  Arrival arrived_;  ///< From await() to finish().
+  at::Tensor sums_;  ///< For version_.
   std::int64_t version_ = -1;
   bool is_intact_ = true;
+  std::future<Arrival> arriving_;  ///< From start() to await(). Last: it goes first, and waits.
 };
 
 }  // namespace heddle::sync

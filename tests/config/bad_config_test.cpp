@@ -68,6 +68,22 @@ INSTANTIATE_TEST_SUITE_P(
                              "rollout: {stop: ['']}\n"),
                   {},
                   "run.yaml:6: rollout.stop: an empty text ends nothing: expected at least a byte"},
+        BadConfig{"TokensOfNoProbability",
+                  after_good("rollout: {top_k: 3, top_p: 0}\n"),
+                  {},
+                  "run.yaml:4: rollout.top_p: expected a number in (0, 1], found '0'"},
+        BadConfig{
+            "GroupsOfOneAreAlwaysEqual",
+            after_good("train: {objective: policy}\nrl: {reward: {verifiers: {exact: 1}}}\n"),
+            {"rl.algorithm.advantage=gae", "rl.samples_per_group=1", "rl.dynamic_sampling=true"},
+            "command line: rl.dynamic_sampling: replaces groups whose rewards are all equal, "
+            "and with rl.samples_per_group 1 all are: expected false, or 2 or more samples"},
+        BadConfig{"DropoutThatGenerationHasNot",
+                  after_good("train: {objective: policy}\nrl: {reward: {verifiers: {exact: 1}}}\n"),
+                  {"train.method=lora", "adapter.dropout=0.1"},
+                  "command line: adapter.dropout: train.objective policy compares a pass that "
+                  "trains with the generation of the same tokens, which noise would tell apart; "
+                  "set it to 0"},
         BadConfig{"CutConversationsRenderedAnew",
                   after_good("train: {objective: policy}\nrl: {history: render, reward: {command: "
                              "[judge]}}\n"),

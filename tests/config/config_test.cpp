@@ -280,9 +280,10 @@ TEST(Config, KeysWithoutEffectAreNamed) {
   const auto with = [](std::vector<std::string> more) {
     return unused_keys(parse(kSmall, "f", more));
   };
-  EXPECT_THAT(with({"train.method=lora", "train.freeze=[x]"}),
-              ElementsAre("command line: train.freeze has no effect: train.method is lora, and "
-                          "adapter.targets names what learns"));
+  EXPECT_THAT(
+      with({"train.method=lora", "train.freeze=[x]"}),
+      ElementsAre("command line: train.freeze has no effect: train.method is lora, by which "
+                  "adapters alone are trained"));
   EXPECT_THAT(
       with({"train.method=lora", "train.freeze=[x]", "adapter.modules_to_save=[embed_tokens]"}),
       IsEmpty());

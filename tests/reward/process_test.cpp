@@ -100,8 +100,8 @@ TEST(ProcessReward, SurvivesBytesThatAreNotText) {
 }
 
 TEST(ProcessReward, FailsOnlyTheSampleThatEndsItsWorker) {
-  const auto scores =
-      reward_of(program())->score(samples_of({"aa", "die", "a", "rubbish", "error", "nan", "aaa"}));
+  const auto scores = reward_of(program())->score(
+      samples_of({"aa", "die", "a", "rubbish", "error", "nan", "aaa", "NaN"}));
   EXPECT_EQ(scores[0].reward, 2);
   EXPECT_NE(scores[1].error.value_or("").find("exit status 3"), std::string::npos);
   EXPECT_EQ(scores[2].reward, 1);
@@ -109,6 +109,8 @@ TEST(ProcessReward, FailsOnlyTheSampleThatEndsItsWorker) {
   EXPECT_EQ(scores[4].error.value_or(""), "no such problem");
   EXPECT_NE(scores[5].error.value_or("").find("finite number"), std::string::npos);
   EXPECT_EQ(scores[6].reward, 3);
+  EXPECT_NE(scores[7].error.value_or("").find("NaN at column"), std::string::npos)
+      << scores[7].error.value_or("");
 }
 
 TEST(ProcessReward, TriesAgainOnce) {

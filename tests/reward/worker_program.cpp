@@ -100,7 +100,7 @@ json judged(const json& sample) {
   if (completion.starts_with("make ")) make(argument);
   if (completion.starts_with("wait-for ")) wait_for(argument);
   if (completion == "error") return {{"error", "no such problem"}};
-  if (completion == "nan") return {{"reward", nullptr}};
+  if (completion == "nan" || completion == "NaN") return {{"reward", nullptr}};
   if (completion == "pid") return {{"reward", ::getpid()}};
   if (completion.size() < 8) std::cerr << "judged " << completion << std::endl;
   return {{"reward", static_cast<double>(completion.size())},
@@ -170,6 +170,9 @@ int main() {
     const json request = json::parse(line);
     json answer = request.contains("op") ? stepped(request) : judged(request);
     if (answer.is_object()) answer["id"] = request.at("id");
-    std::cout << answer.dump() << std::endl;
+    std::string text = answer.dump();
+    // As Python's json.dumps writes it, which is no JSON.
+    if (request.value("completion", "") == "NaN") text.replace(text.find("null"), 4, "NaN");
+    std::cout << text << std::endl;
   }
 }

@@ -234,5 +234,29 @@ TEST_F(RlTest, AGroupThatIsTooOldInItsLastAttemptIsRejected) {
   EXPECT_EQ(train_with("100").first, 0);
 }
 
+// Groups that are left out are prompts that no step has: the epoch counts them, and a run of epochs
+// that ends before its steps says so.
+TEST_F(RlTest, AnEpochWhoseGroupsAreFilteredEndsEarlyAndSaysSo) {
+  ::testing::internal::CaptureStderr();
+  const Reports reports = train(run("short", {"rl.dynamic_sampling=true", "rl.max_attempts=100",
+                                              "train.max_steps=0", "train.epochs=2"}));
+  const std::string said = ::testing::internal::GetCapturedStderr();
+  ASSERT_FALSE(reports.steps.empty());
+  ASSERT_LT(reports.steps.size(), 12u);
+  EXPECT_THAT(said,
+              ::testing::HasSubstr(fmt::format("the run ends with step {} of 12: train.epochs "
+                                               "2 has no more prompts",
+                                               reports.steps.size())));
+  double before = 0;
+  for (const train::StepInfo& step : reports.steps) {
+    EXPECT_GT(step.epoch, before);
+    before = step.epoch;
+  }
+  // More than the steps' share of the rows.
+  EXPECT_GT(before, static_cast<double>(reports.steps.size()) / 6);
+  EXPECT_LE(before, 2);
+  EXPECT_EQ(rl::Ledger(dir_ / "short" / "ledger.log").state().epoch, 1) << "from 0";
+}
+
 }  // namespace
 }  // namespace heddle

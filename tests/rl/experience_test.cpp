@@ -7,6 +7,7 @@
 
 #include "config/config.h"
 #include "objective/advantages.h"
+#include "rl/policy_options.h"
 #include "testing/message_of.h"
 #include "testing/paths.h"
 #include "testing/temporary_directory.h"
@@ -308,7 +309,9 @@ TEST_F(ExperienceTest, KlInTheRewardLowersIt) {
   const std::vector<objective::PolicyRow> rows = with.policy_rows(0);
   const std::size_t first = all.row(0).tokens.size() - 1;
   EXPECT_GT(rows[0].advantages[first], rows[0].advantages[first + 2]);
-  EXPECT_TRUE(rows[0].reference.empty());
+  // The loss has none of it, and measures it.
+  EXPECT_EQ(policy_options(run).kl_coefficient, 0);
+  EXPECT_FALSE(rows[0].reference.empty());
 }
 
 TEST_F(ExperienceTest, GaeComparesTokensWithTheCriticsValues) {

@@ -52,6 +52,19 @@ TEST_F(FollowingReference, BecomesThePolicyAfterSoManySteps) {
   }
 }
 
+// The KL is reported wherever it is put. In the first step it is rounding alone, of which AdamW
+// makes a little where there is no other gradient.
+TEST_F(FollowingReference, KlInTheRewardIsReported) {
+  const auto kl = [&](const std::string& where) {
+    return kls("kl-" + where, "full", {"rl.reference.kl_where=" + where});
+  };
+  const std::vector<double> in_loss = kl("loss"), in_reward = kl("reward");
+  ASSERT_EQ(in_reward.size(), 6u);
+  EXPECT_NEAR(in_reward[0], 0, 1e-12);
+  EXPECT_GT(in_reward[1], 1e-7);
+  EXPECT_NEAR(in_reward[1], in_loss[1], 0.02 * in_loss[1]);
+}
+
 TEST_F(FollowingReference, LeavesThePolicyItsWeights) {
   // One that never comes to follow is the fixed one, bit for bit.
   for (const char* method : {"full", "lora"}) {

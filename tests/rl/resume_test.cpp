@@ -91,6 +91,24 @@ TEST_F(ResumeTest, FinishedGroupsOfOtherSettingsAreGeneratedAnew) {
   EXPECT_EQ(ledger("other").consumed, 32);
 }
 
+TEST_F(ResumeTest, FinishedGroupsOfPromptsThatBecameOthersAreGeneratedAnew) {
+  // The rows are the same, what is made of them is not: tokens, or what rewards compare with.
+  const auto chat = dir_ / "chat.jinja";
+  files::write_atomically(chat, "{% for m in messages %}{{ m.content }}{% endfor %}");
+  for (const std::string& change :
+       {"data.chat_template=" + chat.string(), std::string("data.fields.answer=prompt")}) {
+    const std::string name = "rows-" + change.substr(5, 4);
+    const rl::LedgerState before = stopped(name);
+    ::testing::internal::CaptureStderr();
+    train(ahead(name, {change}));
+    EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+                ::testing::HasSubstr("because what data.* makes of the prompts changed"))
+        << change;
+    const auto times = dispatches(name);
+    for (const auto& [cursor, dispatch] : before.pending) EXPECT_EQ(times.at(cursor), 2) << cursor;
+  }
+}
+
 TEST_F(ResumeTest, AnotherRunGoesOnWithTheFinishedGroups) {
   const rl::LedgerState before = stopped("first");
   const auto from = dir_ / "first" / "checkpoints" / "step-00000003";

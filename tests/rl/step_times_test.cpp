@@ -66,6 +66,22 @@ TEST(ReportOfTimes, SaysEachPartAndTheWhole) {
   for (const auto& [name, value] : expected) EXPECT_EQ(info.metrics.at(name), value) << name;
 }
 
+TEST(ReportOfGroups, LengthP99IsTheLeastThatSoManyAreWithin) {
+  config::RunConfig config;
+  for (const auto& [count, expected] :
+       {std::pair(1, 1), {16, 16}, {100, 99}, {200, 198}, {256, 254}}) {
+    std::vector<rl::Group> groups(1);
+    for (int length = 1; length <= count; ++length) {
+      rl::Trajectory& trajectory = groups[0].trajectories.emplace_back();
+      trajectory.tokens.resize(static_cast<std::size_t>(length));
+      trajectory.versions.resize(static_cast<std::size_t>(length));
+    }
+    train::StepInfo info;
+    rl::report_groups(groups, 0, config, info);
+    EXPECT_EQ(info.metrics.at("length_p99"), expected) << count;
+  }
+}
+
 TEST(ReportOfGeneration, SaysWhoHasSeveralVersionsAndWhatWaits) {
   rl::Batch batch;
   const auto add_group = [&](const std::vector<std::vector<std::int64_t>>& versions) {
