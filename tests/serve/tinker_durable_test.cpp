@@ -90,6 +90,27 @@ TEST(Durable, RunsRequestsAgainAfterARestart) {
   }
 }
 
+TEST(Durable, AStepWhoseStateCannotBeSavedIsAStep) {
+  const Directory folder;
+  std::string run, session;
+  {
+    Served served(folder.path(), durable());
+    ApiClient caller(served.port());
+    session = caller.session();
+    run = caller.create_model(session).at("model_id");
+    weights_after(caller, steps_of(run, 1, 2));
+    served.backend().disk_is_full = true;
+    weights_after(caller, steps_of(run, 5, 2));
+    EXPECT_EQ(states(folder, run).size(), 1U);
+  }
+  Served served(folder.path(), durable());
+  ApiClient caller(served.port());
+  const double after = weights_after(caller, steps_of(run, 9, 1));
+  const std::string whole = caller.create_model(session, 1).at("model_id");
+  weights_after(caller, steps_of(whole, 1, 4));
+  EXPECT_EQ(weights_after(caller, steps_of(whole, 9, 1)), after);
+}
+
 TEST(Durable, ARunWithoutASeedKeepsTheOneItWasGiven) {
   const Directory folder;
   std::string run, session;
