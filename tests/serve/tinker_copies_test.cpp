@@ -143,7 +143,7 @@ TEST(TinkerCopies, AnotherTenantsKeyReadsItsWeights) {
   load["model_seq_id"] = 5;
   load["heddle_reader"] = "ann";
   other.caller.post("load_weights", load);
-  EXPECT_EQ(other.caller.status, 404);
+  EXPECT_EQ(other.caller.status, 422);
   served.keys().revoke(grant.substr(0, 12));
   other.copy(with(grant, 6));
   EXPECT_EQ(other.caller.status, 403);

@@ -242,7 +242,7 @@ TEST(Durable, RequestsOfOneTurnArePromisedTogetherOrNotAtAll) {
     callers.push_back(std::make_unique<ApiClient>(served.port()));
     callers.back()->get("get_server_capabilities");  // the server knows the connection
   }
-  bodies[1]["more"] = std::string(3600, 'x');  // a page of its own, one read of a socket
+  bodies[1]["type"] = std::string(3600, 'x');  // a page of its own, one read of a socket
   const auto post_all = [&] {
     std::vector<json> answers;
     served.in_one_turn([&] {

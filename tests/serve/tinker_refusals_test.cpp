@@ -206,6 +206,36 @@ TEST(TinkerRefusals, WhatFailedForAMissingRequestIsNotRunAfterARestart) {
             weights_after(caller, {ApiClient::step(plain, 3)}));
 }
 
+TEST(TinkerRefusals, NumbersThatMakeNoLoss) {
+  const Directory folder;
+  Served served(folder.path());
+  ApiClient caller(served.port());
+  const std::string run = caller.create_model(caller.session()).at("model_id");
+  const struct {
+    const char* loss;
+    json config;
+    const char* message;
+  } cases[] = {
+      {"ppo", {{"clip_low_threshold", 1.5}}, "clip_low_threshold 1.5 and clip_high_threshold 1.2"},
+      {"ppo", {{"clip_low_threshold", "0.8"}}, "loss_fn_config.clip_low_threshold: expected a fin"},
+      {"ppo", {{"clip_low_threshold", nullptr}}, "expected a finite number, found null"},
+      {"cross_entropy", {{"beta", 1}}, "loss_fn cross_entropy has no 'beta'"},
+      {"another", json::object(), "loss_fn 'another' is not one of cross_entropy, importance_sam"},
+  };
+  for (const auto& [loss, config, message] : cases) {
+    json work = ApiClient::work(run, 0, {1, 2});
+    json& input = work["forward_backward_input"];
+    input["loss_fn"] = loss;
+    input["loss_fn_config"] = config;
+    if (std::string(loss) == "ppo")
+      for (const char* name : {"logprobs", "advantages"})
+        input["data"][0]["loss_fn_inputs"][name] = {{"data", {0, 0}}, {"dtype", "float32"}};
+    const json answer = caller.post("forward_backward", work);
+    EXPECT_EQ(caller.status, 422) << answer;
+    EXPECT_THAT(answer.value("detail", ""), HasSubstr(message));
+  }
+}
+
 TEST(TinkerRefusals, ANumberThatIsNoNumberIsNotTheDefault) {
   const Directory folder;
   Served served(folder.path());

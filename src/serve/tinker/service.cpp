@@ -113,8 +113,10 @@ void Service::serve() {
   route("GET", "audit", "admin", &Service::audit_log);
   for (const char* path : {"create_custom_loss", "auth/token"})
     route("POST", path, "", &Service::not_built);
-  for (const char* path :
-       {"sessions/{id}/project", "sessions/{id}/trace_export", "billing/{more+}"})
+  route("PUT", "sessions/{id}/project", "", &Service::not_built);
+  route("DELETE", "auth/apikey/me", "", &Service::not_built);
+  for (const char* path : {"sessions/{id}/trace_export", "billing/{more+}", "auth/apikey",
+                           "training_runs/{run}/checkpoints/{id+}/archive"})
     route("GET", path, "", &Service::not_built);
   restore();
   server_.post_after(options_.tick_s, [this] { tick(); });

@@ -213,6 +213,9 @@ class Service {
   nlohmann::json run_json(const std::string& tenant, const std::string& run);
 
   // service_sampling.cpp
+  /// Throws HttpError for another base_model than the one that is served, and where it is needed
+  /// and not given.
+  void require_base(const Fields& fields, bool is_needed) const;
   void create_sampling_session(const Request& request, const Responder& responder);
   void join_sampling_session(const Request& request, const Responder& responder);
   void get_sampler(const Request& request, const Responder& responder);

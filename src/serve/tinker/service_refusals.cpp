@@ -26,7 +26,7 @@ Place place_of(const Request& request) {
       const auto [run, seq] = decode_place(request.body);
       return {run, seq};
     }
-    const Fields fields(request.body);
+    const Fields fields(request.body, known::kAny);
     return {fields.text("model_id", ""), fields.integer("seq_id", 0)};
   } catch (const Error&) {
     return {};

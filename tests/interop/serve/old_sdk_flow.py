@@ -26,7 +26,7 @@ def main(url, base):
     losses = []
     for _ in range(25):
         work = run.forward_backward([datum()] * 3, "cross_entropy")
-        step = run.optim_step(types.AdamParams(learning_rate=1e-2))
+        step = run.optim_step(types.AdamParams(learning_rate=3e-3))
         output = work.result()
         assert len(output.loss_fn_outputs) == 3
         losses.append(output.metrics["loss:sum"] / 3 / (len(TOKENS) - 1))
@@ -34,6 +34,15 @@ def main(url, base):
     assert losses[0] > 5 and losses[-1] < 0.1, losses
     logprobs = list(run.forward([datum()], "cross_entropy").result().loss_fn_outputs[0]["logprobs"].data)
     assert abs(-sum(logprobs) / len(logprobs) - losses[-1]) < 0.05
+
+    # A call in several requests, of which one is refused: the client's next ones go on.
+    wrong = types.Datum(model_input=types.ModelInput.from_ints([1]), loss_fn_inputs={"target_tokens": [10 ** 6], "weights": [1.0]})
+    work, step = run.forward_backward([datum()] * 1500 + [wrong] * 2, "cross_entropy"), run.optim_step(types.AdamParams(learning_rate=0))
+    step.result(timeout=60)
+    try:
+        raise AssertionError(work.result(timeout=60))
+    except tinker.RequestFailedError as error:
+        assert "token 1000000" in str(error), error
 
     saved = run.save_state("kept").result().path
     again = of(service.create_training_client_from_state(saved))
