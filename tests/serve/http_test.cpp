@@ -56,6 +56,7 @@ class Http : public ::testing::Test {
     ServerOptions options;
     options.most_body_bytes = 100'000;
     options.drain_s = 3;
+    options.error_body = error_text;
     return options;
   }
 
@@ -236,6 +237,55 @@ TEST_F(Http, LimitsBodiesAndHeaders) {
   const std::string long_header = "X-Long: " + std::string(20'000, 'x') + "\r\n";
   EXPECT_NE(status_of(Client(port_).ask("POST", "/echo", "", long_header)), 200);
   EXPECT_EQ(status_of(Client(port_).ask("POST", "/echo", "x")), 200);
+}
+
+TEST_F(Http, RequestsThatCannotBeReadGetTheWordsOfTheApi) {
+  add("POST", "/echo", echo());
+  std::vector<int> statuses;
+  server_.observe_by([&](const std::string&, int status, double) { statuses.push_back(status); });
+  start();
+  const std::string post = "POST /echo HTTP/1.1\r\nHost: test\r\n";
+  const struct {
+    std::string request;
+    int status;
+    const char* message;
+  } cases[] = {
+      {post + "Content-Length: 100001\r\n\r\n", 413, "413: the body has more than 100000 bytes"},
+      {post + "Transfer-Encoding: chunked\r\n\r\n20000\r\n", 413, "413: the body has more"},
+      {post + "Content-Length: two\r\n\r\n", 400, "400: the request is not HTTP/1.1 that can"},
+      {post + "Expect: much\r\nContent-Length: 1\r\n\r\nx", 417, "expected 100-continue"},
+      {"nothing\r\n\r\n", 400, "its first line"},
+      {"FROB /echo HTTP/1.1\r\n\r\n", 501, "501: the method is not known"},
+      {post + "X-Long: " + std::string(20'000, 'x') + "\r\n\r\n", 400, "more than 16384 bytes"},
+  };
+  for (const auto& [request, status, message] : cases) {
+    Client client(port_);
+    client.send(request);
+    const std::string answer = client.answer();
+    EXPECT_EQ(status_of(answer), status) << answer;
+    EXPECT_THAT(answer, HasSubstr("\r\nContent-Type: application/json\r\n"));
+    EXPECT_THAT(body_of(answer), HasSubstr(message));
+    EXPECT_EQ(client.read_until("more"), "") << "the connection ends";
+  }
+  EXPECT_EQ(status_of(Client(port_).ask("POST", "/echo", "x")), 200);
+  stop();
+  EXPECT_EQ(statuses, (std::vector{413, 413, 400, 417, 400, 501, 400, 200}));
+}
+
+// What follows the headers would be taken for the next request, be it the body of this one.
+TEST_F(Http, WhereABodyEndsIsKnownOrTheConnectionEnds) {
+  add("POST", "/echo", echo());
+  start();
+  const std::string inner = "POST /echo HTTP/1.1\r\nHost: test\r\nContent-Length: 2\r\n\r\n{}";
+  for (const auto& [headers, status] : std::initializer_list<std::pair<std::string, int>>{
+           {"Transfer-Encoding: gzip\r\n", 501},
+           {"Transfer-Encoding: gzip, chunked\r\n", 501},
+           {"Content-Length: 0\r\nContent-Length: 75\r\n", 400}}) {
+    Client client(port_);
+    client.send("POST /echo HTTP/1.1\r\nHost: test\r\n" + headers + "\r\n0\r\n\r\n" + inner);
+    EXPECT_EQ(status_of(client.answer()), status) << headers;
+    EXPECT_EQ(client.read_until("more"), "") << headers;
+  }
 }
 
 /// A process that keeps `count` connections without a whole request: silent ones, ones that stop in
