@@ -73,7 +73,7 @@ void read_training_json(const std::string& body) {
 void read_inference_json(std::string_view body) {
   openai::Fields fields = openai::Fields::parse(body);
   attempt([&] {
-    const openai::Sampling sampling = openai::take_sampling(fields, facts());
+    const openai::Sampling sampling = openai::take_sampling(fields, facts(), Caller());
     openai::generation_of(sampling, {1, 2, 3}, facts(), 0);
   });
   attempt([&] {

@@ -374,6 +374,58 @@ TEST_F(Http, DrainsBeforeItEnds) {
   EXPECT_THROW(Client{port_}, std::runtime_error);
 }
 
+TEST_F(Http, AServerThatEndsTakesNoNewWorkOnOldConnections) {
+  std::optional<Responder> parked;
+  add("POST", "/park", [&](Request&&, const Responder& responder) { parked = responder; });
+  server_.route({"POST", "/work", echo(), error_text, "", true, false, Cost::kGeneration});
+  add("GET", "/look", echo());
+  start();
+  Client waits(port_), works(port_), looks(port_);
+  for (Client* client : {&works, &looks})
+    EXPECT_EQ(status_of(client->ask("POST", "/work", "x")), 200);
+  waits.request("POST", "/park");
+  EXPECT_EQ(status_of(looks.ask("GET", "/look")), 200);  // the one before it has been read too
+  stop_ = true;
+  while (!drained_) std::this_thread::yield();
+  const std::string refused = works.ask("POST", "/work", "x");
+  EXPECT_EQ(status_of(refused), 503);
+  EXPECT_THAT(refused, HasSubstr("Retry-After: 5"));
+  const std::string answer = looks.ask("GET", "/look");
+  EXPECT_EQ(status_of(answer), 200);
+  for (const std::string& last : {refused, answer})
+    EXPECT_THAT(last, HasSubstr("Connection: close"));
+  server_.post([&] { parked->answer(200, "done"); });
+  EXPECT_EQ(body_of(waits.answer()), "done");
+  stop();
+  parked.reset();
+}
+
+// Who observes may go before the server does.
+TEST(HttpEnd, RequestsWithoutAnAnswerEndWithTheLoop) {
+  std::optional<Responder> parked;
+  std::promise<void> has_arrived;
+  std::vector<int> told;
+  ServerOptions options;
+  options.drain_s = 0;
+  Server server(options);
+  server.observe_by([&](const std::string&, int status, double) { told.push_back(status); });
+  server.route({"POST", "/park",
+                [&](Request&&, const Responder& responder) {
+                  parked = responder;
+                  has_arrived.set_value();
+                },
+                error_text, "", true});
+  Client client(server.listen("127.0.0.1", 0));
+  std::atomic<bool> stop = false;
+  std::thread thread([&] { server.run(stop); });
+  client.request("POST", "/park");
+  has_arrived.get_future().wait();
+  stop = true;
+  thread.join();
+  EXPECT_EQ(told, std::vector{0});
+  parked.reset();
+}
+
 std::string zstd_of(const std::string& text) {
   std::string out(ZSTD_compressBound(text.size()), '\0');
   out.resize(ZSTD_compress(out.data(), out.size(), text.data(), text.size(), 3));

@@ -146,7 +146,7 @@ class Server::Loop {
   ~Loop() {
     worker_.reset();
     crowd_.reset();
-    for (const auto& [address, request] : std::exchange(open_, {})) request->cut();
+    cut_all();
     evhttp_free(http_);
   }
 
@@ -176,6 +176,7 @@ class Server::Loop {
            const std::function<bool()>& is_idle) {
     loop_.post([&, this] { tick(stop, on_drain, is_idle); });
     loop_.run();
+    cut_all();  // who observes and whoever waits for it may go before the server
   }
 
   Router router_;
@@ -212,6 +213,11 @@ class Server::Loop {
     loop_.post_after(kTick_s, [&, this] { tick(stop, on_drain, is_idle); });
   }
 
+  void cut_all() {
+    const auto cut = open_;
+    for (const auto& [address, request] : cut) request->cut();
+  }
+
   void take(evhttp_request* raw) {
     auto request = std::make_shared<Request>();
     evkeyvalq* headers = evhttp_request_get_input_headers(raw);
@@ -236,6 +242,8 @@ class Server::Loop {
                                         open_.erase(&ended);
                                       });
     open_[open.get()] = open;
+    // The client's next request needs a connection, and finds that there is no server.
+    if (is_draining_) open->add_headers({{"Connection", "close"}});
     const ErrorBody error_body = match.error_body ? match.error_body : plain_error;
     const Responder responder =
         responder_of(open, [error_body] { return error_body(500, "internal error"); });
@@ -253,6 +261,8 @@ class Server::Loop {
       request->parameters = std::move(match.parameters);
       read_query(evhttp_uri_get_query(uri), request->query);
       if (!match.route->is_public) admit(*request, match.route->scope);
+      if (is_draining_ && match.route->cost != Cost::kNone)
+        throw HttpError(503, "the server ends", 5);
       if (meter_ && match.route->cost != Cost::kNone) {
         Admission admission = meter_(request->caller, match.route->cost);
         request->meter = std::move(admission.meter);
