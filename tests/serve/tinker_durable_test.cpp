@@ -102,13 +102,19 @@ TEST(Durable, AStepWhoseStateCannotBeSavedIsAStep) {
     served.backend().disk_is_full = true;
     weights_after(caller, steps_of(run, 5, 2));
     EXPECT_EQ(states(folder, run).size(), 1U);
+    // One that its client asked for is not told of as saved; the run's order is as it was.
+    const json save{{"model_id", run}, {"path", "w"}, {"seq_id", 9}};
+    const json failed = caller.wait(caller.post("save_weights", save));
+    EXPECT_EQ(failed.at("category"), "server");
+    EXPECT_THAT(failed.at("error").get<std::string>(), HasSubstr("its disk is full"));
   }
   Served served(folder.path(), durable());
   ApiClient caller(served.port());
-  const double after = weights_after(caller, steps_of(run, 9, 1));
+  const double after = weights_after(caller, steps_of(run, 10, 1));
   const std::string whole = caller.create_model(session, 1).at("model_id");
   weights_after(caller, steps_of(whole, 1, 4));
-  EXPECT_EQ(weights_after(caller, steps_of(whole, 9, 1)), after);
+  std::vector<json> last{ApiClient::work(whole, 9, {10, 11}), ApiClient::step(whole, 10)};
+  EXPECT_EQ(weights_after(caller, last), after);
 }
 
 TEST(Durable, ARunWithoutASeedKeepsTheOneItWasGiven) {

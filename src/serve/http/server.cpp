@@ -332,6 +332,9 @@ class Server::Loop {
       fail(error.status(), error.what(), error.headers());
     } catch (const UserError& error) {
       fail(400, error.what());
+    } catch (const FileError& error) {
+      log::error("request {}: {}", id, error.what());
+      fail(500, kFilesFail);
     } catch (const std::exception& error) {
       log::error("request {}: {}", id, error.what());
       fail(500, "internal error; the server's log names request " + id);

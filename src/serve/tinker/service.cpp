@@ -50,6 +50,9 @@ void Service::answering(const Responder& responder, const std::function<void()>&
                      error.headers());
   } catch (const UserError& error) {
     responder.answer(400, error_body(0, error.what()));
+  } catch (const FileError& error) {
+    log::error("a request fails: {}", error.what());
+    responder.answer(500, error_body(0, kFilesFail));
   } catch (const std::exception& error) {
     log::error("a request fails: {}", error.what());
     responder.answer(500, error_body(0, "internal error"));
