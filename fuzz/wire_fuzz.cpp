@@ -57,8 +57,11 @@ void attempt(const Read& read) {
 }
 
 void read_training_json(const std::string& body) {
-  const tinker::Fields fields(body);
-  attempt([&] { check_work(tinker::read_forward_backward(fields, "forward_backward_input")); });
+  const tinker::Fields fields(body, tinker::known::kAny);
+  attempt([&] {
+    check_work(tinker::read_forward_backward(body, tinker::known::kForwardBackward,
+                                             "forward_backward_input"));
+  });
   attempt([&] {
     const Generation g = tinker::read_sample(fields, facts()).generation;
     require(!g.prompt.empty() && g.max_tokens >= 1 &&
@@ -70,7 +73,7 @@ void read_training_json(const std::string& body) {
 void read_inference_json(std::string_view body) {
   openai::Fields fields = openai::Fields::parse(body);
   attempt([&] {
-    const openai::Sampling sampling = openai::take_sampling(fields, facts());
+    const openai::Sampling sampling = openai::take_sampling(fields, facts(), Caller());
     openai::generation_of(sampling, {1, 2, 3}, facts(), 0);
   });
   attempt([&] {

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <functional>
 #include <map>
+#include <set>
 
 #include "base/errors.h"
 #include "base/log.h"
@@ -96,6 +97,22 @@ void say_of_vision(const AdapterDirectory& directory) {
       "export` "
       "merges them): {}",
       directory.path().string(), modules.size(), text::list_some(modules));
+}
+
+/// Modules that target_modules names and the file leaves out are as in the base model.
+void say_of_missing(const AdapterDirectory& directory, Model& model,
+                    const std::set<std::string>& present) {
+  std::vector<std::string> missing;
+  model.visit_linears([&](nn::Linear& linear) {
+    std::string name = linear.module();
+    if (name.starts_with(model.prefix())) name.replace(0, model.prefix().size(), "model.");
+    if (directory.config().targets(name) && !present.contains(name)) missing.push_back(name);
+  });
+  if (missing.empty()) return;
+  log::warning(
+      "{}: target_modules names {} module(s) of which adapter_model.safetensors holds no factors; "
+      "they stay as in the base model: {}",
+      directory.path().string(), missing.size(), text::list_some(missing));
 }
 
 std::vector<StoredTensor> stored_in(const AdapterDirectory& directory) {
@@ -199,6 +216,9 @@ std::unique_ptr<adapters::LoraSet> load_adapter(
     const bool is_in_table = pair.is_embedding || (is_on_head(pair) && !keeps_head);
     (is_in_table ? table_pairs : pairs).push_back(&pair);
   }
+  std::set<std::string> present;
+  for (const LoraPair& pair : directory.pairs()) present.insert(pair.module);
+  say_of_missing(directory, model, present);
   const std::vector<StackedExperts> stacked = stack_experts(pairs);
   const auto key_of = [&](const auto& pair) {
     const std::string module = name_in_model(pair.module);

@@ -22,6 +22,7 @@
 #include "serve/model/engine_backend.h"
 #include "serve/openai/adapters.h"
 #include "serve/openai/api.h"
+#include "serve/openai/error.h"
 #include "serve/quotas.h"
 #include "serve/settings.h"
 #include "serve/store/audit.h"
@@ -154,6 +155,12 @@ int serve_model(const ServeOptions& options, const Session& session) {
   serve::ServerOptions server_options;
   server_options.most_body_bytes = static_cast<std::size_t>(settings.max_body_bytes);
   server_options.drain_s = settings.drain_s;
+  // The clients of either API find its words.
+  server_options.error_body = [](int status, const std::string& message) {
+    serve::openai::Json body = serve::openai::error_object(status, message);
+    body["detail"] = message;
+    return serve::openai::dump(body);
+  };
   serve::Quotas quotas;
   serve::Server server(server_options);
   server.authenticate_by(identify_by(keys, settings.limits));

@@ -25,16 +25,17 @@ void UsageKeeper::save() {
     if (row.requests + row.refused + row.trained + row.read + row.generated > 0)
       rows.push_back(row);
   }
-  table_.add(rows);
+  try {
+    table_.add(rows);
+  } catch (const FileError& error) {
+    log::error("{}; the use of tenants is not written this time", error.what());
+    return;
+  }
   for (const Quotas::Use& use : uses) saved_[use.tenant] = use;
 }
 
 void UsageKeeper::serve() {
-  try {
-    save();
-  } catch (const FileError& error) {
-    log::error("{}; the use of tenants is written in {} s", error.what(), kSave_s);
-  }
+  save();
   server_.post_after(kSave_s, [this] { serve(); });
 }
 

@@ -17,7 +17,8 @@ class UsageKeeper {
       : server_(server), quotas_(quotas), table_(database) {}
 
   void serve();
-  /// Writes what was used since the last time. Throws FileError; nothing of it is forgotten then.
+  /// Writes what was used since the last time. What the disk does not take is logged, and written
+  /// the next time.
   void save();
 
  private:

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "tenants/trainer.h"
+#include "tenants/loss_kinds.h"
 
 namespace heddle::tenants {
 
@@ -15,11 +15,6 @@ struct LossValues {
   std::vector<double> elementwise;  ///< [R]; empty where the loss is no sum over tokens.
   std::vector<double> d_logprobs;   ///< [R]
 };
-
-/// Throws DataError for an unknown loss, a number of its configuration that it does not have or
-/// that is out of range, and for a datum whose inputs are not the loss's or not as long as its
-/// tokens.
-void check_loss(const Work& work);
 
 /// On log-probabilities [R] of the target tokens of `data`, of work that check_loss() takes.
 LossValues loss_of(const Work& work, std::span<const Datum> data, std::span<const double> logprobs);

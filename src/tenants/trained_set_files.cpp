@@ -6,6 +6,7 @@
 
 #include "base/errors.h"
 #include "base/files.h"
+#include "base/text.h"
 #include "ckpt/adapter_directory.h"
 #include "ckpt/hf_adapter.h"
 #include "ckpt/tensor_io.h"
@@ -52,14 +53,17 @@ nlohmann::ordered_json state_of(const TrainedSet& set, bool with_optimizer) {
 std::unique_ptr<adapters::LoraSet> factors_of(assembly::ModelOnRanks& base,
                                               const std::filesystem::path& directory) {
   const ckpt::AdapterDirectory files = ckpt::AdapterDirectory::open(directory);
-  const auto on_embedding = [](const ckpt::LoraPair& pair) { return pair.is_embedding; };
-  if (!files.saved().empty() ||
-      std::any_of(files.pairs().begin(), files.pairs().end(), on_embedding)) {
+  // They would change the base model of all sets.
+  std::vector<std::string> others;
+  for (const ckpt::SavedParameter& whole : files.saved()) others.push_back(whole.tensor.name);
+  for (const ckpt::LoraPair& pair : files.pairs())
+    if (pair.is_embedding) others.push_back(pair.a.name);
+  if (!others.empty()) {
     throw_error<ModelError>(
-        "{}: the adapter changes the embedding or brings whole modules, which would change the "
-        "base "
-        "model of all sets",
-        directory.string());
+        "{}: {} tensor(s) are whole modules, or of the embedding, which all adapters of one base "
+        "model share: {}; expected LoRA of linear layers alone, or a merged model (`heddle "
+        "export`)",
+        directory.string(), others.size(), text::list_some(others));
   }
   return ckpt::load_adapter(files, *base.model, base.source->path().string(), {},
                             /*keeps_head=*/true);

@@ -73,6 +73,17 @@ def test_adapters_of_peft_act_and_merge_as_there(models, tmp_path, name):
             assert torch.allclose(tensor, expected[key], atol=1e-5), key
 
 
+def test_targets_without_weights_are_named(models, tmp_path):
+    randomized(load(models / "dense_untied"), dict(target_modules=["q_proj", "v_proj"])).save_pretrained(tmp_path / "adapter")
+    file = tmp_path / "adapter/adapter_model.safetensors"
+    source = write_rows(tmp_path / "in.jsonl", [{"input_ids": ROW}])
+    score = ["score", models / "dense_untied", "--adapter", tmp_path / "adapter", "--input", source, "--output"]
+    assert "target_modules" not in heddle(*score, tmp_path / "whole.jsonl").stderr
+    save_file({name: tensor for name, tensor in load_file(file).items() if "v_proj" not in name}, file)
+    told = heddle(*score, tmp_path / "part.jsonl").stderr
+    assert "target_modules names" in told and ".v_proj" in told and "q_proj" not in told
+
+
 def test_a_state_dict_with_the_adapters_name_is_read(models, tmp_path):
     adapted = randomized(load(models / "dense_tied"), KINDS["saved_norms"][1])
     adapted.save_pretrained(tmp_path / "adapter")

@@ -56,6 +56,7 @@ class Http : public ::testing::Test {
     ServerOptions options;
     options.most_body_bytes = 100'000;
     options.drain_s = 3;
+    options.error_body = error_text;
     return options;
   }
 
@@ -238,6 +239,55 @@ TEST_F(Http, LimitsBodiesAndHeaders) {
   EXPECT_EQ(status_of(Client(port_).ask("POST", "/echo", "x")), 200);
 }
 
+TEST_F(Http, RequestsThatCannotBeReadGetTheWordsOfTheApi) {
+  add("POST", "/echo", echo());
+  std::vector<int> statuses;
+  server_.observe_by([&](const std::string&, int status, double) { statuses.push_back(status); });
+  start();
+  const std::string post = "POST /echo HTTP/1.1\r\nHost: test\r\n";
+  const struct {
+    std::string request;
+    int status;
+    const char* message;
+  } cases[] = {
+      {post + "Content-Length: 100001\r\n\r\n", 413, "413: the body has more than 100000 bytes"},
+      {post + "Transfer-Encoding: chunked\r\n\r\n20000\r\n", 413, "413: the body has more"},
+      {post + "Content-Length: two\r\n\r\n", 400, "400: the request is not HTTP/1.1 that can"},
+      {post + "Expect: much\r\nContent-Length: 1\r\n\r\nx", 417, "expected 100-continue"},
+      {"nothing\r\n\r\n", 400, "its first line"},
+      {"FROB /echo HTTP/1.1\r\n\r\n", 501, "501: the method is not known"},
+      {post + "X-Long: " + std::string(20'000, 'x') + "\r\n\r\n", 400, "more than 16384 bytes"},
+  };
+  for (const auto& [request, status, message] : cases) {
+    Client client(port_);
+    client.send(request);
+    const std::string answer = client.answer();
+    EXPECT_EQ(status_of(answer), status) << answer;
+    EXPECT_THAT(answer, HasSubstr("\r\nContent-Type: application/json\r\n"));
+    EXPECT_THAT(body_of(answer), HasSubstr(message));
+    EXPECT_EQ(client.read_until("more"), "") << "the connection ends";
+  }
+  EXPECT_EQ(status_of(Client(port_).ask("POST", "/echo", "x")), 200);
+  stop();
+  EXPECT_EQ(statuses, (std::vector{413, 413, 400, 417, 400, 501, 400, 200}));
+}
+
+// What follows the headers would be taken for the next request, be it the body of this one.
+TEST_F(Http, WhereABodyEndsIsKnownOrTheConnectionEnds) {
+  add("POST", "/echo", echo());
+  start();
+  const std::string inner = "POST /echo HTTP/1.1\r\nHost: test\r\nContent-Length: 2\r\n\r\n{}";
+  for (const auto& [headers, status] : std::initializer_list<std::pair<std::string, int>>{
+           {"Transfer-Encoding: gzip\r\n", 501},
+           {"Transfer-Encoding: gzip, chunked\r\n", 501},
+           {"Content-Length: 0\r\nContent-Length: 75\r\n", 400}}) {
+    Client client(port_);
+    client.send("POST /echo HTTP/1.1\r\nHost: test\r\n" + headers + "\r\n0\r\n\r\n" + inner);
+    EXPECT_EQ(status_of(client.answer()), status) << headers;
+    EXPECT_EQ(client.read_until("more"), "") << headers;
+  }
+}
+
 /// A process that keeps `count` connections without a whole request: silent ones, ones that stop in
 /// a header or in a body, and ones that say a byte now and then. Returns when all of them have
 /// asked for their connections; the process ends when it is killed.
@@ -322,6 +372,58 @@ TEST_F(Http, DrainsBeforeItEnds) {
   stop();
   EXPECT_TRUE(drained_);
   EXPECT_THROW(Client{port_}, std::runtime_error);
+}
+
+TEST_F(Http, AServerThatEndsTakesNoNewWorkOnOldConnections) {
+  std::optional<Responder> parked;
+  add("POST", "/park", [&](Request&&, const Responder& responder) { parked = responder; });
+  server_.route({"POST", "/work", echo(), error_text, "", true, false, Cost::kGeneration});
+  add("GET", "/look", echo());
+  start();
+  Client waits(port_), works(port_), looks(port_);
+  for (Client* client : {&works, &looks})
+    EXPECT_EQ(status_of(client->ask("POST", "/work", "x")), 200);
+  waits.request("POST", "/park");
+  EXPECT_EQ(status_of(looks.ask("GET", "/look")), 200);  // the one before it has been read too
+  stop_ = true;
+  while (!drained_) std::this_thread::yield();
+  const std::string refused = works.ask("POST", "/work", "x");
+  EXPECT_EQ(status_of(refused), 503);
+  EXPECT_THAT(refused, HasSubstr("Retry-After: 5"));
+  const std::string answer = looks.ask("GET", "/look");
+  EXPECT_EQ(status_of(answer), 200);
+  for (const std::string& last : {refused, answer})
+    EXPECT_THAT(last, HasSubstr("Connection: close"));
+  server_.post([&] { parked->answer(200, "done"); });
+  EXPECT_EQ(body_of(waits.answer()), "done");
+  stop();
+  parked.reset();
+}
+
+// Who observes may go before the server does.
+TEST(HttpEnd, RequestsWithoutAnAnswerEndWithTheLoop) {
+  std::optional<Responder> parked;
+  std::promise<void> has_arrived;
+  std::vector<int> told;
+  ServerOptions options;
+  options.drain_s = 0;
+  Server server(options);
+  server.observe_by([&](const std::string&, int status, double) { told.push_back(status); });
+  server.route({"POST", "/park",
+                [&](Request&&, const Responder& responder) {
+                  parked = responder;
+                  has_arrived.set_value();
+                },
+                error_text, "", true});
+  Client client(server.listen("127.0.0.1", 0));
+  std::atomic<bool> stop = false;
+  std::thread thread([&] { server.run(stop); });
+  client.request("POST", "/park");
+  has_arrived.get_future().wait();
+  stop = true;
+  thread.join();
+  EXPECT_EQ(told, std::vector{0});
+  parked.reset();
 }
 
 std::string zstd_of(const std::string& text) {

@@ -71,6 +71,7 @@ class RecordingBackend final : public Backend {
   }
   void save(tenants::SetId id, const std::filesystem::path& directory, bool) override {
     calls += " save";
+    if (disk_is_full) throw FileError("the disk is full");
     std::filesystem::create_directories(directory);
     std::ofstream(directory / "weights") << sets_.at(id).weights << " " << sets_.at(id).gradient;
   }
@@ -127,6 +128,7 @@ class RecordingBackend final : public Backend {
   }
 
   std::atomic<std::size_t> most_joined = 0;
+  std::atomic<bool> disk_is_full = false;
   std::string
       calls;  ///< Passes, steps and saves in the order they ran in; to be read when nothing runs.
   /// A work whose first token is 98 says that it has begun, and waits until it may end.

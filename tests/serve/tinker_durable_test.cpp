@@ -90,6 +90,33 @@ TEST(Durable, RunsRequestsAgainAfterARestart) {
   }
 }
 
+TEST(Durable, AStepWhoseStateCannotBeSavedIsAStep) {
+  const Directory folder;
+  std::string run, session;
+  {
+    Served served(folder.path(), durable());
+    ApiClient caller(served.port());
+    session = caller.session();
+    run = caller.create_model(session).at("model_id");
+    weights_after(caller, steps_of(run, 1, 2));
+    served.backend().disk_is_full = true;
+    weights_after(caller, steps_of(run, 5, 2));
+    EXPECT_EQ(states(folder, run).size(), 1U);
+    // One that its client asked for is not told of as saved; the run's order is as it was.
+    const json save{{"model_id", run}, {"path", "w"}, {"seq_id", 9}};
+    const json failed = caller.wait(caller.post("save_weights", save));
+    EXPECT_EQ(failed.at("category"), "server");
+    EXPECT_THAT(failed.at("error").get<std::string>(), HasSubstr("its disk is full"));
+  }
+  Served served(folder.path(), durable());
+  ApiClient caller(served.port());
+  const double after = weights_after(caller, steps_of(run, 10, 1));
+  const std::string whole = caller.create_model(session, 1).at("model_id");
+  weights_after(caller, steps_of(whole, 1, 4));
+  std::vector<json> last{ApiClient::work(whole, 9, {10, 11}), ApiClient::step(whole, 10)};
+  EXPECT_EQ(weights_after(caller, last), after);
+}
+
 TEST(Durable, ARunWithoutASeedKeepsTheOneItWasGiven) {
   const Directory folder;
   std::string run, session;
@@ -221,7 +248,7 @@ TEST(Durable, RequestsOfOneTurnArePromisedTogetherOrNotAtAll) {
     callers.push_back(std::make_unique<ApiClient>(served.port()));
     callers.back()->get("get_server_capabilities");  // the server knows the connection
   }
-  bodies[1]["more"] = std::string(3600, 'x');  // a page of its own, one read of a socket
+  bodies[1]["type"] = std::string(3600, 'x');  // a page of its own, one read of a socket
   const auto post_all = [&] {
     std::vector<json> answers;
     served.in_one_turn([&] {

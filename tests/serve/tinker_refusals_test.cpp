@@ -47,7 +47,7 @@ TEST(TinkerRefusals, ARunGoesOnAfterARequestThatWasRefused) {
     caller.post(path, body);
     EXPECT_EQ(caller.status, status) << path;
   };
-  refused("forward_backward", ApiClient::work(run, 1, {1, kNoToken}), 400);
+  caller.post("forward_backward", ApiClient::work(run, 1, {1, kNoToken}));
   json step = ApiClient::step(run, 2);
   step["adam_params"]["learning_rate"] = -1;
   refused("optim_step", step, 422);
@@ -60,16 +60,69 @@ TEST(TinkerRefusals, ARunGoesOnAfterARequestThatWasRefused) {
   EXPECT_THAT(caller.wait(late).get<std::string>(), HasSubstr("loss:sum"));
 }
 
+// The SDK sends the first request of a call last, and only if the others were promised.
+TEST(TinkerRefusals, ARequestOfACallInSeveralIsPromisedAndFails) {
+  const Directory folder;
+  Served served(folder.path(), impatient());
+  ApiClient caller(served.port());
+  const std::string session = caller.session();
+  const std::string plain = caller.create_model(session, 0).at("model_id");
+  const double norm =
+      weights_after(caller, {ApiClient::work(plain, 1, {1, 2}), ApiClient::step(plain, 2)});
+  const std::string run = caller.create_model(session, 1).at("model_id");
+  const json body = ApiClient::work(run, 2, {1, kNoToken});
+  const json refused = caller.post("forward_backward", body);
+  ASSERT_EQ(caller.status, 200) << refused;
+  const json outcome = caller.wait(refused);
+  EXPECT_THAT(outcome.at("error").get<std::string>(), HasSubstr("has token 1000000"));
+  EXPECT_EQ(outcome.at("category"), "user");
+  const json step = caller.post("optim_step", ApiClient::step(run, 3));
+  caller.wait(caller.post("forward_backward", ApiClient::work(run, 1, {1, 2})));
+  EXPECT_EQ(caller.wait(step).at("metrics").at("grad_norm:mean"), norm);
+  EXPECT_EQ(caller.post("forward_backward", body), refused);
+  // Without a number it is a request of its own.
+  json alone = body;
+  alone.erase("seq_id");
+  caller.post("forward_backward", alone);
+  EXPECT_EQ(caller.status, 400);
+}
+
+TEST(TinkerRefusals, AnotherTenantGivesUpNoPlace) {
+  const Directory folder;
+  Served served(folder.path(), impatient());
+  ApiClient owner(served.port(), served.keys().add("ann", "train")),
+      other(served.port(), served.keys().add("bob", "train"));
+  const std::string run = owner.create_model(owner.session()).at("model_id");
+  const json late = owner.post("optim_step", ApiClient::step(run, 3));
+  other.post("forward_backward", ApiClient::work(run, 1, {kNoToken}));
+  EXPECT_EQ(other.status, 400);
+  json step = ApiClient::step(run, 2);
+  step["adam_params"]["learning_rate"] = -1;
+  other.post("optim_step", step);
+  EXPECT_EQ(other.status, 404);
+  other.post("save_weights_for_sampler", saved(run, 2, {{"kind", "inflight"}}));
+  EXPECT_EQ(other.status, 400);
+  for (const json& promise : {owner.post("forward_backward", ApiClient::work(run, 1, {1, 2})),
+                              owner.post("optim_step", ApiClient::step(run, 2)), late}) {
+    EXPECT_EQ(owner.status, 200) << promise;
+    const json outcome = owner.wait(promise);
+    EXPECT_FALSE(outcome.is_object() && outcome.contains("error")) << outcome;
+  }
+}
+
 TEST(TinkerRefusals, ANumberIsTakenAgainUntilALaterOneHasCome) {
   const Directory folder;
   Served served(folder.path(), impatient());
   ApiClient caller(served.port());
   const std::string run = caller.create_model(caller.session()).at("model_id");
-  caller.post("forward_backward", ApiClient::work(run, 1, {kNoToken}));
-  EXPECT_EQ(caller.status, 400);
+  const auto refused = [&](int seq) {
+    caller.post("save_weights", saved(run, seq, {{"ttl_seconds", 5}}));
+    EXPECT_EQ(caller.status, 422);
+  };
+  refused(1);
   caller.wait(caller.post("forward_backward", ApiClient::work(run, 1, {1, 2})));
   EXPECT_EQ(caller.status, 200);
-  caller.post("forward_backward", ApiClient::work(run, 2, {kNoToken}));
+  refused(2);
   caller.wait(caller.post("optim_step", ApiClient::step(run, 3)));
   EXPECT_EQ(caller.status, 200);
   caller.post("forward_backward", ApiClient::work(run, 2, {1, 2}));
@@ -89,12 +142,98 @@ TEST(TinkerRefusals, ARestartGoesPastThem) {
     ApiClient caller(served.port());
     run = caller.create_model(caller.session()).at("model_id");
     caller.post("forward_backward", ApiClient::work(run, 1, {kNoToken}));
-    EXPECT_EQ(caller.status, 400);
     weights_after(caller, requests(2));
+    // Nothing comes after these before the end.
+    caller.post("save_weights", saved(run, 4, {{"ttl_seconds", 5}}));
+    EXPECT_EQ(caller.status, 422);
+    caller.post("forward_backward", ApiClient::work(run, 5, {kNoToken}));
+    caller.post("optim_step", saved(run, 6, json::object()));
+    EXPECT_EQ(caller.status, 422);
+  }
+  {
+    Served served(folder.path(), options);
+    ApiClient caller(served.port());
+    EXPECT_NE(weights_after(caller, requests(7)), 0);
+  }
+  // A run in memory alone ends with its server, refused requests or not.
+  options.durable_steps = 0;
+  Served served(folder.path(), options);
+  ApiClient caller(served.port());
+  caller.post("optim_step", ApiClient::step(run, 9));
+  EXPECT_EQ(caller.status, 404);
+}
+
+TEST(TinkerRefusals, APromiseFailsWhoseRequestIsRefusedAfterARestart) {
+  const Directory folder;
+  tinker::ServiceOptions options = impatient();
+  options.durable_steps = 5;
+  json waiting;
+  {
+    Served served(folder.path(), options);
+    ApiClient caller(served.port());
+    const std::string run = caller.create_model(caller.session()).at("model_id");
+    waiting = caller.post("optim_step", ApiClient::step(run, 2));
+  }
+  options.max_rank = 4;  // the run cannot be made again
+  Served served(folder.path(), options);
+  ApiClient caller(served.port());
+  EXPECT_THAT(caller.wait(waiting).at("error").get<std::string>(), HasSubstr("is not in memory"));
+}
+
+TEST(TinkerRefusals, WhatFailedForAMissingRequestIsNotRunAfterARestart) {
+  const Directory folder;
+  tinker::ServiceOptions options = impatient();
+  options.durable_steps = 9;
+  options.tick_s = 0.01;
+  std::string run, session;
+  double norm = 0;
+  {
+    Served served(folder.path(), options);
+    ApiClient caller(served.port());
+    session = caller.session();
+    run = caller.create_model(session).at("model_id");
+    const json late = caller.post("forward_backward", ApiClient::work(run, 2, {1, 2}));
+    EXPECT_THAT(caller.wait(late).at("error").get<std::string>(), HasSubstr("has not come"));
+    norm = weights_after(caller, {ApiClient::work(run, 3, {3, 4}), ApiClient::step(run, 4)});
   }
   Served served(folder.path(), options);
   ApiClient caller(served.port());
-  EXPECT_NE(weights_after(caller, requests(4)), 0);
+  const json next = caller.wait(caller.post("optim_step", ApiClient::step(run, 5)));
+  const std::string plain = caller.create_model(session, 1).at("model_id");
+  EXPECT_EQ(weights_after(caller, {ApiClient::work(plain, 1, {3, 4}), ApiClient::step(plain, 2)}),
+            norm);
+  EXPECT_EQ(next.at("metrics").at("grad_norm:mean"),
+            weights_after(caller, {ApiClient::step(plain, 3)}));
+}
+
+TEST(TinkerRefusals, NumbersThatMakeNoLoss) {
+  const Directory folder;
+  Served served(folder.path());
+  ApiClient caller(served.port());
+  const std::string run = caller.create_model(caller.session()).at("model_id");
+  const struct {
+    const char* loss;
+    json config;
+    const char* message;
+  } cases[] = {
+      {"ppo", {{"clip_low_threshold", 1.5}}, "clip_low_threshold 1.5 and clip_high_threshold 1.2"},
+      {"ppo", {{"clip_low_threshold", "0.8"}}, "loss_fn_config.clip_low_threshold: expected a fin"},
+      {"ppo", {{"clip_low_threshold", nullptr}}, "expected a finite number, found null"},
+      {"cross_entropy", {{"beta", 1}}, "loss_fn cross_entropy has no 'beta'"},
+      {"another", json::object(), "loss_fn 'another' is not one of cross_entropy, importance_sam"},
+  };
+  for (const auto& [loss, config, message] : cases) {
+    json work = ApiClient::work(run, 0, {1, 2});
+    json& input = work["forward_backward_input"];
+    input["loss_fn"] = loss;
+    input["loss_fn_config"] = config;
+    if (std::string(loss) == "ppo")
+      for (const char* name : {"logprobs", "advantages"})
+        input["data"][0]["loss_fn_inputs"][name] = {{"data", {0, 0}}, {"dtype", "float32"}};
+    const json answer = caller.post("forward_backward", work);
+    EXPECT_EQ(caller.status, 422) << answer;
+    EXPECT_THAT(answer.value("detail", ""), HasSubstr(message));
+  }
 }
 
 TEST(TinkerRefusals, ANumberThatIsNoNumberIsNotTheDefault) {

@@ -163,15 +163,15 @@ TEST(Tinker, SaysWhatIsWrongWithARequest) {
     return caller.post(path, body).value("detail", "");
   };
   const std::string run = caller.create_model(session).at("model_id");
-  json bad = ApiClient::work(run, 1, {1, 2});
+  json bad = ApiClient::work(run, 0, {1, 2});
   bad["forward_backward_input"]["loss_fn"] = "stable_reinforce";
   EXPECT_THAT(detail("forward_backward", bad), HasSubstr("loss_fn=importance_sampling"));
-  EXPECT_THAT(detail("forward_backward", ApiClient::work(run, 1, {1, 100})),
+  EXPECT_THAT(detail("forward_backward", ApiClient::work(run, 0, {1, 100})),
               HasSubstr("datum 0 has token 100: the vocabulary has ids 0 to 99"));
-  EXPECT_THAT(detail("forward_backward", ApiClient::work(run, 1, std::vector<int>(65, 1))),
+  EXPECT_THAT(detail("forward_backward", ApiClient::work(run, 0, std::vector<int>(65, 1))),
               HasSubstr("datum 0 has 65 tokens: this server takes 64"));
-  EXPECT_THAT(detail("forward_backward", ApiClient::work("other", 1, {1})), HasSubstr("not known"));
-  bad = ApiClient::work(run, 1, {1, 2});
+  EXPECT_THAT(detail("forward_backward", ApiClient::work("other", 0, {1})), HasSubstr("not known"));
+  bad = ApiClient::work(run, 0, {1, 2});
   bad["forward_backward_input"]["data"][0]["loss_fn_inputs"]["weights"] = {{"data", {1.0}},
                                                                            {"dtype", "float32"}};
   EXPECT_THAT(detail("forward_backward", bad), HasSubstr("input weights has 1 numbers"));
@@ -179,7 +179,7 @@ TEST(Tinker, SaysWhatIsWrongWithARequest) {
   for (const json& number :
        {json(1.5), json(1e300), json(-1e300), json(1e19), json("1"), json(nullptr)}) {
     for (const char* dtype : {"int64", "float32"}) {
-      bad = ApiClient::work(run, 1, {1, 2});
+      bad = ApiClient::work(run, 0, {1, 2});
       bad["forward_backward_input"]["data"][0]["loss_fn_inputs"]["target_tokens"] = {
           {"data", {1, number}}, {"dtype", dtype}};
       detail("forward_backward", bad);
@@ -328,7 +328,7 @@ TEST(Tinker, SoftTargetsHaveAnAnswerForEachOfTheirCells) {
   EXPECT_EQ(outputs[2]["logprobs"]["data"], json(expected({-1, 50, -1, -1, 60, 70})));
 
   const auto refusal = [&](const json& tensor, const char* name = "target_tokens") {
-    json wrong = ApiClient::work(run, 2, {1, 2, 3});
+    json wrong = ApiClient::work(run, 0, {1, 2, 3});
     json& inputs = wrong["forward_backward_input"]["data"][0]["loss_fn_inputs"];
     if (std::string(name) != "target_tokens")
       inputs["target_tokens"] = {{"data", {1, 2, 3}}, {"dtype", "int64"}, {"shape", {3, 1}}};

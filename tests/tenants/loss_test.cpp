@@ -1,6 +1,7 @@
 // Losses of the Tinker API against their formulas in float64, and their derivatives.
 #include "tenants/loss.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -139,6 +140,47 @@ TEST(Loss, DerivativesOfCrossEntropyAreThereBeforeLogprobs) {
     work.loss_fn = other;
     EXPECT_EQ(constant_derivatives(work, work.data), std::nullopt) << other;
   }
+}
+
+TEST(Loss, NumbersThatMakeNoLossAreNamed) {
+  constexpr double kNan = std::numeric_limits<double>::quiet_NaN(),
+                   kInfinity = std::numeric_limits<double>::infinity();
+  const struct {
+    const char* loss;
+    std::map<std::string, double> config;
+    const char* message;
+  } cases[] = {
+      {"cross_entropy", {{"beta", 1}}, "cross_entropy has no 'beta': expected none"},
+      {"importance_sampling", {{"clip_low_threshold", 1}}, "has no 'clip_low_threshold'"},
+      {"ppo",
+       {{"clip_low", 0.8}},
+       "'clip_low': expected clip_low_threshold or clip_high_threshold"},
+      {"ppo", {{"clip_low_threshold", 1.3}}, "clip_low_threshold 1.3 and clip_high_threshold 1.2"},
+      {"ppo", {{"clip_low_threshold", kNan}}, "'clip_low_threshold' is not a number"},
+      {"ppo", {{"clip_low_threshold", -1}}, "expected 0 <= low <= high"},
+      {"ppo", {{"clip_low_threshold", 0.2}, {"clip_high_threshold", 0.28}}, "not distances from 1"},
+      {"gspo", {{"clip_high_threshold", 0.9}}, "expected 0 <= low <= high"},
+      {"cispo", {{"clip_low_threshold", 5}}, "clip_low_threshold 5 and clip_high_threshold 4"},
+      {"dro", {}, "loss_fn dro needs 'beta'"},
+      {"dro", {{"beta", -0.1}}, "'beta' is -0.1: expected a finite number from 0 on"},
+      {"dro", {{"beta", kInfinity}}, "'beta' is inf"},
+  };
+  for (const auto& [loss, config, message] : cases) {
+    Work work = work_of(loss);
+    work.config = config;
+    EXPECT_THAT(testing::message_of([&] { check_loss(work); }), ::testing::HasSubstr(message));
+  }
+  Work work = work_of("ppo");
+  work.config = {{"clip_high_threshold", kInfinity}};
+  check_loss(work);
+  Datum& datum = work.data[1];
+  datum.inputs["clip_low_threshold"].assign(datum.tokens.size(), 0.5F);
+  check_loss(work);
+  datum.inputs["clip_low_threshold"].back() = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_THAT(testing::message_of([&] { check_loss(work); }),
+              ::testing::HasSubstr(fmt::format("datum 1, target {}: loss_fn ppo has "
+                                               "clip_low_threshold nan",
+                                               datum.tokens.size() - 1)));
 }
 
 TEST(Loss, StableReinforceSaysWhatToUse) {

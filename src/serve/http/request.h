@@ -32,6 +32,11 @@ class HttpError : public Error {
   std::map<std::string, std::string> headers_;
 };
 
+/// What a client is told of a FileError, which names files of the server.
+inline constexpr const char* kFilesFail =
+    "the server cannot read or write its own files, as where its disk is full: try again later; "
+    "its log says why";
+
 /// throw_http(404, "model '{}' is not known", name)
 template <class... Args>
 [[noreturn]] void throw_http(int status, fmt::format_string<Args...> format, Args&&... args) {

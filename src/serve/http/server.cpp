@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <csignal>
 #include <cstring>
+#include <set>
 #include <unordered_map>
 #include <utility>
 
@@ -23,6 +24,7 @@
 #include "serve/http/crowd.h"
 #include "serve/http/event_loop.h"
 #include "serve/http/exchange.h"
+#include "serve/http/unread_requests.h"
 #include "serve/http/work_queue.h"
 
 namespace heddle::serve {
@@ -97,6 +99,28 @@ std::string lower(std::string text) {
 
 std::string plain_error(int, const std::string& message) { return message + "\n"; }
 
+/// Throws HttpError unless it is known where the body ends: what libevent takes for the end of this
+/// request may be another request, that a proxy let through as a part of the body.
+void check_framing(const evkeyvalq* headers) {
+  std::string coding;
+  std::set<std::string> lengths;
+  for (const evkeyval* header = headers->tqh_first; header != nullptr;
+       header = header->next.tqe_next) {
+    const std::string name = lower(header->key);
+    if (name == "transfer-encoding") coding += (coding.empty() ? "" : ", ") + lower(header->value);
+    if (name == "content-length") lengths.insert(header->value);
+  }
+  if (!coding.empty() && coding != "chunked")
+    throw HttpError(501,
+                    fmt::format("Transfer-Encoding {}: expected chunked (a compressed body has "
+                                "Content-Encoding)",
+                                text::shown(coding, 60)),
+                    0, {{"Connection", "close"}});
+  if (lengths.size() > 1)
+    throw HttpError(400, "the request has several lengths: expected one Content-Length", 0,
+                    {{"Connection", "close"}});
+}
+
 }  // namespace
 
 class Server::Loop {
@@ -111,6 +135,10 @@ class Server::Loop {
     evhttp_set_allowed_methods(http_, EVHTTP_REQ_GET | EVHTTP_REQ_POST | EVHTTP_REQ_PUT |
                                           EVHTTP_REQ_DELETE | EVHTTP_REQ_HEAD | EVHTTP_REQ_OPTIONS |
                                           EVHTTP_REQ_PATCH);
+    unread_ = std::make_unique<UnreadRequests>(http_, [this](int status) {
+      if (observe_) observe_("", status, 0);
+      return refusal(status);
+    });
     evhttp_set_gencb(
         http_, [](evhttp_request* request, void* self) { static_cast<Loop*>(self)->take(request); },
         this);
@@ -118,7 +146,7 @@ class Server::Loop {
   ~Loop() {
     worker_.reset();
     crowd_.reset();
-    for (const auto& [address, request] : std::exchange(open_, {})) request->cut();
+    cut_all();
     evhttp_free(http_);
   }
 
@@ -148,6 +176,7 @@ class Server::Loop {
            const std::function<bool()>& is_idle) {
     loop_.post([&, this] { tick(stop, on_drain, is_idle); });
     loop_.run();
+    cut_all();  // who observes and whoever waits for it may go before the server
   }
 
   Router router_;
@@ -184,6 +213,11 @@ class Server::Loop {
     loop_.post_after(kTick_s, [&, this] { tick(stop, on_drain, is_idle); });
   }
 
+  void cut_all() {
+    const auto cut = open_;
+    for (const auto& [address, request] : cut) request->cut();
+  }
+
   void take(evhttp_request* raw) {
     auto request = std::make_shared<Request>();
     evkeyvalq* headers = evhttp_request_get_input_headers(raw);
@@ -208,10 +242,13 @@ class Server::Loop {
                                         open_.erase(&ended);
                                       });
     open_[open.get()] = open;
+    // The client's next request needs a connection, and finds that there is no server.
+    if (is_draining_) open->add_headers({{"Connection", "close"}});
     const ErrorBody error_body = match.error_body ? match.error_body : plain_error;
     const Responder responder =
         responder_of(open, [error_body] { return error_body(500, "internal error"); });
     guarded(*request, responder, error_body, [&] {
+      check_framing(headers);
       if (match.route == nullptr) {
         if (match.has_path)
           throw HttpError(405,
@@ -224,6 +261,8 @@ class Server::Loop {
       request->parameters = std::move(match.parameters);
       read_query(evhttp_uri_get_query(uri), request->query);
       if (!match.route->is_public) admit(*request, match.route->scope);
+      if (is_draining_ && match.route->cost != Cost::kNone)
+        throw HttpError(503, "the server ends", 5);
       if (meter_ && match.route->cost != Cost::kNone) {
         Admission admission = meter_(request->caller, match.route->cost);
         request->meter = std::move(admission.meter);
@@ -238,6 +277,29 @@ class Server::Loop {
         handle(*request, responder, error_body, *match.route);
       }
     });
+  }
+
+  /// Of a request that libevent does not read.
+  std::string refusal(int status) const {
+    const ErrorBody error_body = options_.error_body ? options_.error_body : plain_error;
+    switch (status) {
+      case 413:
+        return error_body(status,
+                          fmt::format("the body has more than {} bytes, or chunks without a size",
+                                      options_.most_body_bytes));
+      case 417:
+        return error_body(status, "the Expect header is not known: expected 100-continue");
+      case 501:
+        return error_body(status,
+                          "the method is not known: expected GET, POST, PUT, DELETE, HEAD, OPTIONS "
+                          "or PATCH");
+      default:
+        return error_body(status,
+                          fmt::format("the request is not HTTP/1.1 that can be read: its first "
+                                      "line, a header, its length, or headers of more than {} "
+                                      "bytes",
+                                      options_.most_header_bytes));
+    }
   }
 
   void handle(Request& request, const Responder& responder, const ErrorBody& error_body,
@@ -270,6 +332,9 @@ class Server::Loop {
       fail(error.status(), error.what(), error.headers());
     } catch (const UserError& error) {
       fail(400, error.what());
+    } catch (const FileError& error) {
+      log::error("request {}: {}", id, error.what());
+      fail(500, kFilesFail);
     } catch (const std::exception& error) {
       log::error("request {}: {}", id, error.what());
       fail(500, "internal error; the server's log names request " + id);
@@ -279,6 +344,7 @@ class Server::Loop {
   ServerOptions options_;
   evhttp* http_;
   evhttp_bound_socket* socket_ = nullptr;
+  std::unique_ptr<UnreadRequests> unread_;
   std::unique_ptr<Crowd> crowd_;
   std::unordered_map<const OpenRequest*, std::shared_ptr<OpenRequest>> open_;
   Time drain_until_;

@@ -49,7 +49,6 @@ void load_adapter(Service& service, const std::string& name, const fs::path& fol
       service.models.add(name, std::move(weights));
       done("");
     } catch (const std::exception& error) {
-      log::warning("the adapter '{}' is not loaded: {}", name, error.what());
       done(error.what());
     }
   });
@@ -82,7 +81,8 @@ void answer_load_adapter(Service& service, const AdapterRoot& root, const AuditN
                        200, fmt::format("Success: LoRA adapter '{}' added successfully.", name),
                        "text/plain; charset=utf-8");
                  } else {
-                   // The reason holds paths of this host, which are in its log.
+                   // The reason holds paths of this host.
+                   log::warning("the adapter '{}' is not loaded: {}", name, error);
                    responder.answer(
                        400, dump(error_object(400,
                                               "the adapter could not be loaded; the server's log "

@@ -55,6 +55,8 @@ CREATE TABLE IF NOT EXISTS request(
   finished REAL);
 CREATE UNIQUE INDEX IF NOT EXISTS request_place ON request(owner, seq) WHERE seq >= 0;
 CREATE INDEX IF NOT EXISTS request_finished ON request(finished) WHERE finished IS NOT NULL;
+CREATE TABLE IF NOT EXISTS refused(
+  run TEXT NOT NULL, seq INTEGER NOT NULL, PRIMARY KEY(run, seq)) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS run_session ON run(session);
 CREATE TABLE IF NOT EXISTS usage(
   day TEXT NOT NULL, tenant TEXT NOT NULL, requests INTEGER NOT NULL, refused INTEGER NOT NULL,

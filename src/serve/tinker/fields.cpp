@@ -6,25 +6,62 @@
 
 #include "base/json.h"
 #include "base/quote.h"
+#include "base/text.h"
 #include "serve/http/body.h"
 
 namespace heddle::serve::tinker {
 
 using nlohmann::json;
 
+namespace {
+
 constexpr std::int64_t kMostPage = 1000;
 
-Fields::Fields(const std::string& body) {
+bool has_name(std::string_view names, std::string_view name) {
+  while (!names.empty()) {
+    const std::size_t end = std::min(names.find(' '), names.size());
+    if (names.substr(0, end) == name) return true;
+    names.remove_prefix(std::min(end + 1, names.size()));
+  }
+  return false;
+}
+
+bool has_name(const Known& known, std::string_view name) {
+  return has_name(known.taken, name) || has_name(known.notes, name);
+}
+
+std::string list_of(const Known& known) {
+  std::string list;
+  for (const std::string& each : text::split(known.taken, ' '))
+    list += (list.empty() ? "" : ", ") + each;
+  return list;
+}
+
+}  // namespace
+
+Fields::Fields(const std::string& body, const Known& known) {
   try {
     value_ = heddle::json::parse<json>(body, {.values = kMostJsonValues});
   } catch (const DataError& error) {
     throw_http(422, "the body is no JSON: {}", error.what());
   }
   if (!value_.is_object()) throw HttpError(422, "the body must be a JSON object");
+  require_known(known);
 }
 
-Fields::Fields(const json& object, std::string where) : value_(object), where_(std::move(where)) {
+Fields::Fields(const json& object, std::string where, const Known& known)
+    : value_(object), where_(std::move(where)) {
   if (!value_.is_object()) throw_http(422, "{} must be a JSON object", where_);
+  require_known(known);
+}
+
+void Fields::require_known(const Known& known) const {
+  if (known.taken == known::kAny.taken) return;
+  for (const auto& [name, value] : value_.items()) {
+    if (value.is_null() || has_name(known, name)) continue;
+    throw_http(422, "field {}{}{} is not known: expected one of {}", where_,
+               where_.empty() ? "" : ".", text::shown(name, 60), list_of(known));
+  }
 }
 
 const json* Fields::find(const char* name) const {
@@ -96,10 +133,10 @@ bool Fields::boolean(const char* name, bool otherwise) const {
   return maybe_boolean(name).value_or(otherwise);
 }
 
-Fields Fields::object(const char* name) const {
+Fields Fields::object(const char* name, const Known& known) const {
   const json* value = find(name);
   if (value == nullptr || !value->is_object()) refuse(name, "an object");
-  return Fields(*value, where_.empty() ? name : where_ + "." + name);
+  return Fields(*value, where_.empty() ? name : where_ + "." + name, known);
 }
 
 const json& Fields::list(const char* name) const {
@@ -119,6 +156,19 @@ Page page_of(const Request& request) {
     return value;
   };
   return {std::min(whole("limit", 20), kMostPage), whole("offset", 0)};
+}
+
+void check_query(const Request& request, const Known& known) {
+  for (const auto& [name, value] : request.query) {
+    if (!has_name(known, name))
+      throw_http(422, "{} is not known in the query of {}: expected one of {}",
+                 text::shown(name, 60), text::shown(request.path, 100), list_of(known));
+    if (name == "access_scope" && value != "owned" && value != "accessible")
+      throw_http(422, "access_scope is {}: expected owned or accessible", text::shown(value, 40));
+    if (name == "project_id" && value != kOnlyProject)
+      throw_http(400, "project_id is {}: this server has one project, which is '{}'",
+                 text::shown(value, 60), kOnlyProject);
+  }
 }
 
 std::string error_body(int, const std::string& message) { return dump({{"detail", message}}); }

@@ -1,7 +1,5 @@
 #include "serve/tinker/inputs.h"
 
-#include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -10,6 +8,7 @@
 #include "base/quote.h"
 #include "serve/http/request.h"
 #include "serve/tinker/inputs_cells.h"
+#include "tenants/loss_kinds.h"
 
 namespace heddle::serve::tinker {
 namespace {
@@ -103,49 +102,48 @@ tenants::Datum datum_of(const Datum& datum, std::size_t index, const ModelFacts&
   return out;
 }
 
-void check_loss(const std::string& loss) {
-  if (loss == "stable_reinforce")
-    throw HttpError(400,
-                    "loss_fn stable_reinforce is not published and not built: start the recipe "
-                    "with loss_fn=importance_sampling (asynchronous: AsyncConfig.loss_fn)");
-  constexpr std::array kLosses = {
-      "cross_entropy", "importance_sampling", "ppo", "cispo", "gspo", "dro"};
-  if (std::ranges::find(kLosses, loss) == kLosses.end())
-    throw_http(400,
-               "loss_fn {} is not known: expected cross_entropy, importance_sampling, ppo, "
-               "cispo, gspo or dro",
-               text::shown(loss, 60));
+/// Turns what a check of the trainer's throws into an answer.
+template <class Check>
+void refusing(const Check& check) {
+  try {
+    check();
+  } catch (const DataError& error) {
+    throw HttpError(422, error.what());
+  }
 }
 
 }  // namespace
 
-ForwardBackwardRequest read_forward_backward(const Fields& fields, const char* input) {
+ForwardBackwardRequest read_forward_backward(const std::string& body, const Known& known,
+                                             const char* input) {
+  const Fields fields(body, known);
   ForwardBackwardRequest request;
   request.model_id = fields.text("model_id");
   request.seq_id = fields.integer("seq_id", 0);
-  const Fields in = fields.object(input);
+  const Fields in = fields.object(input, known::kLossInput);
   request.loss_fn = in.text("loss_fn");
   if (in.find("loss_fn_config") != nullptr) {
-    const Fields config = in.object("loss_fn_config");
+    const Fields config = in.object("loss_fn_config", known::kAny);
     for (const auto& [name, value] : in.find("loss_fn_config")->items())
       request.numbers[name] = config.number(name.c_str(), 0);
   }
   for (const json& value : in.list("data")) {
-    const Fields fields_of_datum(value, fmt::format("data[{}]", request.data.size()));
+    const Fields fields_of_datum(value, fmt::format("data[{}]", request.data.size()),
+                                 known::kDatum);
     Datum datum;
-    datum.model_input = chunks_of(fields_of_datum.object("model_input"));
-    const Fields inputs = fields_of_datum.object("loss_fn_inputs");
+    datum.model_input = chunks_of(fields_of_datum.object("model_input", known::kModelInput));
+    const Fields inputs = fields_of_datum.object("loss_fn_inputs", known::kAny);
     for (const auto& [name, tensor] : fields_of_datum.find("loss_fn_inputs")->items())
-      datum.loss_fn_inputs[name] = tensor_of(inputs.object(name.c_str()));
+      datum.loss_fn_inputs[name] = tensor_of(inputs.object(name.c_str(), known::kTensor));
     request.data.push_back(std::move(datum));
   }
   return request;
 }
 
 tenants::Work work_of(const ForwardBackwardRequest& request, const ModelFacts& facts) {
-  check_loss(request.loss_fn);
+  refusing([&] { tenants::loss_kind(request.loss_fn); });
   if (!request.texts.empty())
-    throw_http(400, "loss_fn_config {} is a text: the losses here take numbers",
+    throw_http(422, "loss_fn_config: '{}' is a text: the losses here take numbers",
                text::shown(request.texts.begin()->first, 60));
   if (request.data.empty()) throw HttpError(400, "the request has no datum");
   tenants::Work work;
@@ -162,14 +160,15 @@ tenants::Work work_of(const ForwardBackwardRequest& request, const ModelFacts& f
                  "request",
                  i, cells, kMostCells);
   }
+  refusing([&] { tenants::check_loss(work); });
   return work;
 }
 
 tenants::AdamParams read_adam(const Fields& fields) {
   if (fields.find("optimizer_params") != nullptr)
     throw_http(400, "optimizer {} is not built, as its rule is not published: expected adam_params",
-               text::shown(fields.object("optimizer_params").text("type", ""), 40));
-  const Fields params = fields.object("adam_params");
+               text::shown(fields.object("optimizer_params", known::kAny).text("type", ""), 40));
+  const Fields params = fields.object("adam_params", known::kAdamParams);
   tenants::AdamParams adam;
   adam.lr = params.number("learning_rate", adam.lr);
   adam.beta1 = params.number("beta1", adam.beta1);

@@ -15,7 +15,8 @@ namespace heddle::serve::tinker {
 
 /// The JSON form of a forward or forward_backward of older SDKs; `forward_only` by its address.
 /// Throws HttpError 422.
-ForwardBackwardRequest read_forward_backward(const Fields& fields, const char* input);
+ForwardBackwardRequest read_forward_backward(const std::string& body, const Known& known,
+                                             const char* input);
 
 /// The work of a request, without its set. Throws HttpError 400 that names datum, input and what
 /// was expected: a loss that is not known, inputs that are no text, shapes that do not fit, datums

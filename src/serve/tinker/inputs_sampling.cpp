@@ -87,7 +87,7 @@ SampleRequest read_sample(const Fields& fields, const ModelFacts& facts) {
   refuse_unbuilt(fields);
   SampleRequest request;
   Generation& generation = request.generation;
-  generation.prompt = prompt_of(fields.object("prompt"));
+  generation.prompt = prompt_of(fields.object("prompt", known::kModelInput));
   if (generation.prompt.empty()) throw HttpError(400, "the prompt has no token");
   for (const std::int32_t token : generation.prompt) check_token(token, facts, "the prompt");
   const auto length = static_cast<std::int64_t>(generation.prompt.size());
@@ -97,7 +97,7 @@ SampleRequest read_sample(const Fields& fields, const ModelFacts& facts) {
   generation.samples = fields.integer("num_samples", 1);
   if (generation.samples < 1 || generation.samples > kMostSamples)
     fields.refuse("num_samples", "1 to 256");
-  const Fields params = fields.object("sampling_params");
+  const Fields params = fields.object("sampling_params", known::kSamplingParams);
   const std::int64_t room = facts.max_context - length;
   generation.max_tokens = params.integer("max_tokens", room);
   if (generation.max_tokens < 1) params.refuse("max_tokens", "1 or more");
@@ -127,7 +127,8 @@ SampleRequest read_sample(const Fields& fields, const ModelFacts& facts) {
   if (request.wants_prompt_logprobs || request.topk_prompt > 0)
     generation.prompt_logprobs = request.topk_prompt;
   if (fields.find("target_prompt_logprobs") != nullptr) {
-    request.targets = read_targets(fields.object("target_prompt_logprobs"), length, facts);
+    request.targets =
+        read_targets(fields.object("target_prompt_logprobs", known::kTensor), length, facts);
     for (const auto& cells : request.targets->cells) {
       auto& row = generation.prompt_targets.emplace_back();
       std::ranges::copy_if(cells, std::back_inserter(row), [](std::int64_t id) { return id >= 0; });

@@ -26,10 +26,12 @@ std::vector<std::int32_t> tokens_of(const json& list, const std::string& where) 
 
 /// Old clients leave `type` out.
 Chunk chunk_of(const json& value, const std::string& where) {
-  const Fields fields(value, where);
+  const Fields fields(value, where, known::kAny);
   const std::string type = fields.text("type", fields.find("tokens") != nullptr ? "encoded_text"
                                                : fields.find("dmel") != nullptr ? "dmel"
                                                                                 : "image");
+  // Others are refused, whatever they hold.
+  if (type == "encoded_text") fields.require_known(known::kTextChunk);
   if (type == "encoded_text")
     return {Chunk::Kind::kText, tokens_of(fields.list("tokens"), where + ".tokens")};
   return {type == "dmel" ? Chunk::Kind::kDmel : Chunk::Kind::kImage, {}};

@@ -29,10 +29,7 @@ Promises::Promise Promises::make(const Submission& submission,
                                  const std::function<std::string(const std::string& id)>& answer) {
   const auto place = std::pair(submission.owner, submission.seq);
   if (submission.seq >= 0) {
-    if (!by_place_.contains(place)) {
-      Statement row(database_, "SELECT id FROM request WHERE owner = ? AND seq = ? AND seq >= 0");
-      if (row.bind(submission.owner).bind(submission.seq).step()) load(row.text(0));
-    }
+    load_place(submission.owner, submission.seq);
     if (const auto found = by_place_.find(place); found != by_place_.end()) {
       const Entry& entry = entries_.at(found->second);
       if (entry.hash != submission.hash || entry.tenant != submission.tenant)
@@ -64,6 +61,37 @@ Promises::Promise Promises::make(const Submission& submission,
   const Promise promise{id, entry.answer, true};
   entries_.emplace(id, std::move(entry));
   return promise;
+}
+
+Promises::Promise Promises::make_failed(
+    const Submission& submission, const std::function<std::string(const std::string& id)>& answer,
+    const std::string& message) {
+  const Outcome outcome = Outcome::failure(message, "user");
+  Transaction together(database_);
+  const Promise promise = make(submission, answer);
+  if (!promise.is_new) return promise;
+  try {
+    store(promise.id, outcome);
+    together.commit();
+  } catch (...) {
+    erase(promise.id);
+    throw;
+  }
+  tell(promise.id, outcome);
+  return promise;
+}
+
+void Promises::fail(const std::string& owner, std::int64_t seq, const std::string& message) {
+  load_place(owner, seq);
+  const auto found = by_place_.find({owner, seq});
+  if (found != by_place_.end() && !entries_.at(found->second).is_finished)
+    finish(found->second, Outcome::failure(message, "user"));
+}
+
+void Promises::load_place(const std::string& owner, std::int64_t seq) {
+  if (by_place_.contains({owner, seq})) return;
+  Statement row(database_, "SELECT id FROM request WHERE owner = ? AND seq = ? AND seq >= 0");
+  if (row.bind(owner).bind(seq).step()) load(row.text(0));
 }
 
 std::int64_t Promises::next_cursor() {

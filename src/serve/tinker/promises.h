@@ -69,6 +69,13 @@ class Promises {
   Promise make(const Submission& submission,
                const std::function<std::string(const std::string& id)>& answer);
 
+  /// make() of a request that is refused: the promise has failed when it is made.
+  Promise make_failed(const Submission& submission,
+                      const std::function<std::string(const std::string& id)>& answer,
+                      const std::string& message);
+  /// Fails the promise of this place unless it has an outcome.
+  void fail(const std::string& owner, std::int64_t seq, const std::string& message);
+
   /// Takes a promise back whose entry in the database was taken back.
   void forget(const std::string& id) { erase(id); }
 
@@ -120,6 +127,8 @@ class Promises {
   };
 
   Entry* stored(const std::string& id);
+  /// Reads the entry of a place, if the database has one.
+  void load_place(const std::string& owner, std::int64_t seq);
   /// Outcome of an unfinished promise, to those who wait for it.
   void tell(const std::string& id, const Outcome& outcome);
   void load(const std::string& id);

@@ -46,7 +46,7 @@ std::string Promises::try_again(const std::string& id) const {
 }
 
 void Promises::retrieve(const Request& request, const Responder& responder) {
-  const Fields fields(request.body);
+  const Fields fields(request.body, known::kRetrieveFuture);
   const std::string id = fields.text("request_id");
   Entry* entry = stored(id);
   if (entry == nullptr || entry->tenant != request.caller.tenant)
@@ -102,8 +102,10 @@ void Promises::acknowledge(const std::string& owner, const std::string& tenant,
 }
 
 void Promises::retrieve_many(const Request& request, const Responder& responder) {
-  const Fields fields(request.body);
-  const Fields target = fields.object("target");
+  const Fields fields(request.body, known::kRetrieveFutures);
+  const Fields target = fields.object("target", known::kFuturesTarget);
+  if (target.text("type", "sampling_session") != "sampling_session")
+    target.refuse("type", "sampling_session");
   const std::string owner = target.text("sampling_session_id");
   Statement row(database_, "SELECT 1 FROM sampler WHERE id = ? AND tenant = ?");
   if (!row.bind(owner).bind(request.caller.tenant).step())
@@ -122,7 +124,10 @@ void Promises::retrieve_many(const Request& request, const Responder& responder)
   const OwnerPoll poll{next_poll_++, clone * kCloneStride, (clone + 1) * kCloneStride - 1,
                        fields.integer("prev_cursor", 0), responder};
   const std::string none = dump({{"completions", json::array()}, {"cursor", poll.cursor}});
-  const double wait_s = std::min(fields.number("timeout", options_.poll_s), options_.poll_s);
+  // null: as long as the server likes.
+  const double wait_s = fields.find("timeout") == nullptr
+                            ? options_.poll_s
+                            : std::min(fields.number("timeout", options_.poll_s), options_.poll_s);
   if (const std::string answer = completions(owner, poll); !answer.empty())
     return responder.answer(200, answer);
   if (wait_s <= 0 || is_draining_) return responder.answer(200, none);
@@ -143,7 +148,7 @@ void Promises::retrieve_many(const Request& request, const Responder& responder)
 }
 
 void Promises::cancel(const Request& request, const Responder& responder) {
-  const std::string id = Fields(request.body).text("request_id");
+  const std::string id = Fields(request.body, known::kCancelFuture).text("request_id");
   const Entry* entry = stored(id);
   if (entry == nullptr || entry->tenant != request.caller.tenant)
     throw HttpError(404, "this promise is not known");

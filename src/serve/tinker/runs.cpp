@@ -120,18 +120,19 @@ void Runs::add(const std::string& run, Operation operation) {
   join_after(0);
 }
 
-void Runs::refuse(const std::string& run, std::int64_t seq) {
+bool Runs::refuse(const std::string& run, std::int64_t seq) {
   const auto found = runs_.find(run);
-  if (found == runs_.end()) return;
+  if (found == runs_.end()) return false;
   Run& entry = found->second;
   const std::int64_t next = entry.next_seq + (entry.is_running ? 1 : 0);
   if (seq < next || entry.waiting.contains(seq) ||
       std::ssize(entry.refused) >= options_.most_waiting)
-    return;
+    return false;
   entry.refused.insert(seq);
   pass_refused(entry);
   if (!is_busy_) last_arrival_ = Clock::now();
   join_after(0);
+  return true;
 }
 
 void Runs::pass_refused(Run& run) {

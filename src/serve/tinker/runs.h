@@ -92,8 +92,8 @@ class Runs {
   bool may_take_later(const std::unordered_set<std::string>& runs) const;
   void add(const std::string& run, Operation operation);
   /// A request of this number was refused, so later ones do not wait for it. Until one of them has
-  /// come, another request of the number is taken.
-  void refuse(const std::string& run, std::int64_t seq);
+  /// come, another request of the number is taken. False where the number has had its turn.
+  bool refuse(const std::string& run, std::int64_t seq);
   /// Place of the operation that runs or is next; past all of them for a run that is not open.
   std::int64_t next_seq(const std::string& run) const {
     const auto found = runs_.find(run);

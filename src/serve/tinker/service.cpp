@@ -10,8 +10,6 @@ namespace {
 
 using nlohmann::json;
 
-constexpr double kTick_s = 10;
-
 }  // namespace
 
 Service::Service(Server& server, ModelThread& model, DataDirectory& data,
@@ -52,6 +50,9 @@ void Service::answering(const Responder& responder, const std::function<void()>&
                      error.headers());
   } catch (const UserError& error) {
     responder.answer(400, error_body(0, error.what()));
+  } catch (const FileError& error) {
+    log::error("a request fails: {}", error.what());
+    responder.answer(500, error_body(0, kFilesFail));
   } catch (const std::exception& error) {
     log::error("a request fails: {}", error.what());
     responder.answer(500, error_body(0, "internal error"));
@@ -80,14 +81,14 @@ void Service::serve() {
 
   route("POST", "create_model", "train", &Service::create_model, On::kLoop, Cost::kRequest);
   route("POST", "get_info", "", &Service::get_info);
-  route_in_order("forward_backward", &Service::forward_backward, On::kWorker);
-  route_in_order("forward", &Service::forward, On::kWorker);
-  route_in_order("optim_step", &Service::optim_step);
+  route_in_order("forward_backward", &Service::forward_backward, Refusal::kPromise, On::kWorker);
+  route_in_order("forward", &Service::forward, Refusal::kPromise, On::kWorker);
+  route_in_order("optim_step", &Service::optim_step, Refusal::kStatus);
   route("POST", "unload_model", "train", &Service::unload_model);
-  route_in_order("save_weights", &Service::save_weights);
-  route_in_order("save_weights_for_sampler", &Service::save_weights_for_sampler);
-  route_in_order("save_weights_external", &Service::save_weights_external);
-  route_in_order("load_weights", &Service::load_weights);
+  route_in_order("save_weights", &Service::save_weights, Refusal::kStatus);
+  route_in_order("save_weights_for_sampler", &Service::save_weights_for_sampler, Refusal::kStatus);
+  route_in_order("save_weights_external", &Service::save_weights_external, Refusal::kStatus);
+  route_in_order("load_weights", &Service::load_weights, Refusal::kStatus);
   route("POST", "weights_info", "", &Service::weights_info);
 
   route("POST", "create_sampling_session", "sample", &Service::create_sampling_session);
@@ -115,20 +116,22 @@ void Service::serve() {
   route("GET", "audit", "admin", &Service::audit_log);
   for (const char* path : {"create_custom_loss", "auth/token"})
     route("POST", path, "", &Service::not_built);
-  for (const char* path :
-       {"sessions/{id}/project", "sessions/{id}/trace_export", "billing/{more+}"})
+  route("PUT", "sessions/{id}/project", "", &Service::not_built);
+  route("DELETE", "auth/apikey/me", "", &Service::not_built);
+  for (const char* path : {"sessions/{id}/trace_export", "billing/{more+}", "auth/apikey",
+                           "training_runs/{run}/checkpoints/{id+}/archive"})
     route("GET", path, "", &Service::not_built);
   restore();
-  server_.post_after(kTick_s, [this] { tick(); });
+  server_.post_after(options_.tick_s, [this] { tick(); });
 }
 
 void Service::tick() {
   try {
     look_after();
   } catch (const FileError& error) {
-    log::error("{}; tried again in {} s", error.what(), kTick_s);
+    log::error("{}; tried again in {} s", error.what(), options_.tick_s);
   }
-  server_.post_after(kTick_s, [this] { tick(); });
+  server_.post_after(options_.tick_s, [this] { tick(); });
 }
 
 void Service::look_after() {

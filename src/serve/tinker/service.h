@@ -30,6 +30,7 @@ struct ServiceOptions {
   Promises::Options promises;
   Runs::Options runs;
   double session_timeout_s = 1800;  ///< Without a heart-beat.
+  double tick_s = 10;               ///< Between looks at what has been silent or kept for too long.
   std::int64_t sessions_per_tenant = 1000;
   std::int64_t samples_in_flight = 4096;  ///< For one tenant.
   std::int64_t max_rank = 256;
@@ -65,10 +66,20 @@ class Service {
   using Method = void (Service::*)(const Request&, const Responder&);
   void route(const char* method, const std::string& path, const char* scope, Method handler,
              On on = On::kLoop, Cost cost = Cost::kNone);
-  /// A route whose requests have a place in the order of a run: one that is refused for good gives
-  /// its place up, as clients number their requests before they send them.
-  void route_in_order(const char* path, Method handler, On on = On::kLoop);
-  void give_place_up(const Request& request);
+  // service_refusals.cpp
+  /// How a request of a run is refused for good.
+  enum class Refusal {
+    kStatus,   ///< By a status, on the loop's thread.
+    kPromise,  ///< By a promise that has failed: a client that sends a call in several requests
+               ///< stops in the middle of it where one of them has another answer.
+  };
+  /// A route whose requests have a place in the order of a run, which one that is refused gives up.
+  void route_in_order(const char* path, Method handler, Refusal refusal, On on = On::kLoop);
+  /// Answers the promise that has failed, or throws `error`.
+  void refuse(const Request& request, const Responder& responder, const std::string& kind,
+              Refusal refusal, const HttpError& error);
+  void give_place_up(const std::string& run, std::int64_t seq);
+  bool is_run_of(const Caller& caller, const std::string& run);
   /// Runs the work on the loop's thread; what it throws becomes the answer.
   void on_loop(const Responder& responder, std::function<void()> work);
   /// Turns what the work throws into an answer.
@@ -144,7 +155,9 @@ class Service {
   void forget_run(const std::string& run, const std::string& tenant);
   /// Removes the saved states of a run but one.
   void remove_states(const std::string& run, const std::string& tenant, const std::string& kept);
-  void replay(const std::string& kind, const std::string& tenant, const std::string& body);
+  /// `owner`, `seq`: place of its promise, which fails where the request is refused now.
+  void replay(const std::string& kind, const std::string& tenant, const std::string& body,
+              const std::string& owner, std::int64_t seq);
   /// On the model's thread: weights without a name that lie in a state go back to memory.
   void load_unnamed(Backend& backend, const std::string& run, const std::filesystem::path& folder);
   /// On the model's thread: writes them into the folder of a state. Files of the state before it
@@ -200,6 +213,9 @@ class Service {
   nlohmann::json run_json(const std::string& tenant, const std::string& run);
 
   // service_sampling.cpp
+  /// Throws HttpError for another base_model than the one that is served, and where it is needed
+  /// and not given.
+  void require_base(const Fields& fields, bool is_needed) const;
   void create_sampling_session(const Request& request, const Responder& responder);
   void join_sampling_session(const Request& request, const Responder& responder);
   void get_sampler(const Request& request, const Responder& responder);

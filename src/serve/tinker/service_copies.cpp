@@ -16,7 +16,6 @@ namespace {
 
 using nlohmann::json;
 
-constexpr const char* kOnlyProject = "default";     ///< The name that sessions/search tells.
 constexpr const char* kCopiedFrom = "copied_from";  ///< Key among a run's options.
 constexpr std::int64_t kMostAuditEntries = 10'000;
 constexpr double kDay_s = 24 * 3600;
@@ -31,6 +30,9 @@ bool Service::is_copy(const std::string& run) {
 std::string Service::open_copy(const Request& request, const Fields& fields,
                                const Checkpoint& source) {
   const auto project = fields.maybe_text("destination_project_id");
+  if (project && project != kOnlyProject)
+    throw_http(400, "destination_project_id {}: this server has one project, which is '{}'",
+               text::shown(*project, 60), kOnlyProject);
   std::string session, run;
   if (const auto given = fields.maybe_text("session_id")) {
     session = *given;
@@ -39,11 +41,11 @@ std::string Service::open_copy(const Request& request, const Fields& fields,
     if (number < 0) fields.refuse("model_seq_id", "a number from 0 on");
     run = fmt::format("{}:train:{}", session, number);
   } else {
-    if (project != kOnlyProject)
+    if (!project)
       throw_http(400,
-                 "destination_project_id {}: this server has one project, which is '{}'; name it, "
-                 "or session_id and model_seq_id",
-                 text::shown(project.value_or("is missing"), 60), kOnlyProject);
+                 "a copy needs destination_project_id, which is '{}', or session_id and "
+                 "model_seq_id",
+                 kOnlyProject);
     // The client sends a copy that it is not sure of again under the key of the first request.
     const std::string_view key = request.header("x-idempotency-key");
     session =
@@ -83,7 +85,7 @@ std::string Service::open_copy(const Request& request, const Fields& fields,
 }
 
 void Service::copy_weights(const Request& request, const Responder& responder) {
-  const Fields fields(request.body);
+  const Fields fields(request.body, known::kCopyWeights);
   const Caller& caller = request.caller;
   const Checkpoint source =
       checkpoints_.find(fields.text("source_path"), reader_of(request, fields));
@@ -116,6 +118,7 @@ void Service::copy_weights(const Request& request, const Responder& responder) {
 }
 
 void Service::audit_log(const Request& request, const Responder& responder) {
+  check_query(request, known::kAudit);
   const auto asked = [&](const char* name, const std::string& otherwise) {
     const auto found = request.query.find(name);
     return found == request.query.end() ? otherwise : found->second;

@@ -20,11 +20,13 @@ constexpr const char* kStatePrefix =
 constexpr const char* kUnnamedPrefix = "unnamed-";
 constexpr char kProtobuf = 'p', kJson = 'j';  ///< First byte of a body that is kept.
 
-/// Nobody waits for the answer to a replayed request.
+/// Nobody waits for the answer to a replayed request, but somebody may for its promise.
 class Nobody final : public Responder::Exchange {
  public:
+  using Refused = std::function<void(const std::string& message)>;
+  explicit Nobody(Refused refused) : refused_(std::move(refused)) {}
   void answer(int status, std::string body, const std::string&, Headers) override {
-    if (status >= 400) log::warning("a request from before the restart is refused: {}", body);
+    if (status >= 400) refused_(json::parse(body).value("detail", ""));
   }
   void answer_file(std::filesystem::path) override {}
   void start(int, const std::string&, Headers) override {}
@@ -32,6 +34,9 @@ class Nobody final : public Responder::Exchange {
   void end() override {}
   bool is_gone() const override { return true; }
   void on_gone(std::function<void()>) override {}
+
+ private:
+  Refused refused_;
 };
 
 }  // namespace
@@ -70,6 +75,8 @@ void Service::restore() {
   Statement(database, "UPDATE run SET is_live = 0").run();
   for (const auto& [run, tenant] : kept)
     Statement(database, "UPDATE run SET is_live = 1 WHERE id = ?").bind(run).run();
+  Statement(database, "DELETE FROM refused WHERE run NOT IN (SELECT id FROM run WHERE is_live = 1)")
+      .run();
   change.commit();
   for (const auto& [run, tenant] : kept) restore_run(run, tenant);
 }
@@ -91,15 +98,19 @@ void Service::restore_run(const std::string& run, const std::string& tenant) {
     runs_.open(run, tenant, std::move(load), durable_seq + 1);
   } else {
     Statement made(database,
-                   "SELECT kind, body FROM request WHERE owner = ? AND seq >= 0 AND ? = ? || "
+                   "SELECT kind, body, seq FROM request WHERE owner = ? AND seq >= 0 AND ? = ? || "
                    "':train:' || seq");
-    made.bind(state.text(2) + "/runs").bind(run).bind(state.text(2));
-    if (made.step()) replay(made.text(0), tenant, made.text(1));
+    const std::string owner = state.text(2) + "/runs";
+    made.bind(owner).bind(run).bind(state.text(2));
+    if (made.step()) replay(made.text(0), tenant, made.text(1), owner, made.integer(2));
   }
+  // One that failed changed nothing, and was perhaps refused: it is not run again.
   Statement rows(database,
-                 "SELECT kind, body, seq FROM request WHERE owner = ? AND seq > ? AND seq >= 0 AND "
-                 "body != x'' ORDER BY seq");
-  rows.bind(run).bind(durable_seq);
+                 "SELECT CASE state WHEN 2 THEN '' ELSE kind END, body, seq FROM request WHERE "
+                 "owner = ? AND seq > ? AND seq >= 0 AND (body != x'' OR state = 2) UNION SELECT "
+                 "'', x'', seq FROM refused WHERE run = ? AND seq > ? AND seq NOT IN (SELECT seq "
+                 "FROM request WHERE owner = ? AND seq >= 0) ORDER BY seq");
+  rows.bind(run).bind(durable_seq).bind(run).bind(durable_seq).bind(run);
   Statement ended(database,
                   "SELECT coalesce(max(seq), 0) FROM request WHERE owner = ? AND state > 0");
   ended.bind(run).step();
@@ -109,7 +120,11 @@ void Service::restore_run(const std::string& run, const std::string& tenant) {
     const std::int64_t before = std::exchange(replayed_[run], rows.integer(2));
     // A number that is missing below a request that had its turn was refused.
     if (ended.integer(0) >= rows.integer(2)) refuse_between(run, before, rows.integer(2));
-    replay(rows.text(0), tenant, rows.text(1));
+    if (rows.text(0).empty()) {
+      refuse_between(run, rows.integer(2) - 1, rows.integer(2) + 1);
+    } else {
+      replay(rows.text(0), tenant, rows.text(1), run, rows.integer(2));
+    }
   }
   log::info("run {} goes on from its state after request {}; {} later requests run again", run,
             durable_seq, count);
@@ -141,18 +156,29 @@ void Service::forget_run(const std::string& run, const std::string& tenant) {
       .bind(run)
       .run();
   Statement(database, "UPDATE request SET body = x'' WHERE owner = ? AND seq >= 0").bind(run).run();
+  Statement(database, "DELETE FROM refused WHERE run = ?").bind(run).run();
   change.commit();
   if (options_.durable_steps > 0) remove_states(run, tenant, "");
 }
 
-void Service::replay(const std::string& kind, const std::string& tenant, const std::string& body) {
+void Service::replay(const std::string& kind, const std::string& tenant, const std::string& body,
+                     const std::string& owner, std::int64_t seq) {
   Request request;
   request.is_replay = true;
   request.caller.tenant = tenant;
   request.headers["content-type"] =
       body.front() == kProtobuf ? "application/x-protobuf" : "application/json";
   request.body = body.substr(1);
-  const Responder responder(std::make_shared<Nobody>());
+  const Responder responder(std::make_shared<Nobody>([this, owner,
+                                                      seq](const std::string& message) {
+    log::warning("request {} of {} from before the restart is refused: {}", seq, owner, message);
+    runs_.refuse(owner, seq);
+    try {
+      promises_.fail(owner, seq, message);
+    } catch (const FileError& error) {
+      log::error("{}; the promise of request {} of {} has no outcome", error.what(), seq, owner);
+    }
+  }));
   void (Service::*handler)(const Request&, const Responder&) =
       kind == "create_model"                       ? &Service::create_model
       : kind == "load_weights"                     ? &Service::load_weights
@@ -218,10 +244,16 @@ void Service::keep_state(const std::string& run, const std::string& tenant, Oper
   operation.act = [this, state, run, tenant](Backend& backend, tenants::SetId set) {
     if (state->name.empty()) return Outcome();
     const std::filesystem::path folder = data_.run_directory(tenant, run);
-    backend.save(set, folder / state->name, true);
-    save_unnamed_into(backend, folder / state->name,
-                      state->before.empty() ? "" : folder / state->before,
-                      std::exchange(state->unnamed, {}));
+    try {
+      backend.save(set, folder / state->name, true);
+      save_unnamed_into(backend, folder / state->name,
+                        state->before.empty() ? "" : folder / state->before,
+                        std::exchange(state->unnamed, {}));
+    } catch (const std::exception& error) {  // the step was made, whatever became of its state
+      log::error("the state of run {} is not saved, the one before it stays: {}", run,
+                 error.what());
+      state->name.clear();
+    }
     return Outcome();
   };
   operation.after = [this, state, run, tenant, seq] {
@@ -237,6 +269,7 @@ void Service::keep_state(const std::string& run, const std::string& tenant, Oper
         .bind(run)
         .bind(seq)
         .run();
+    Statement(database, "DELETE FROM refused WHERE run = ? AND seq <= ?").bind(run).bind(seq).run();
     change.commit();
     remove_states(run, tenant, is_live ? state->name : "");
   };

@@ -47,18 +47,23 @@ std::string Service::add_sampler(const std::string& tenant, const std::string& s
   return id;
 }
 
+void Service::require_base(const Fields& fields, bool is_needed) const {
+  const std::string& served = model_.facts().name;
+  const std::string base =
+      is_needed ? fields.text("base_model") : fields.text("base_model", served);
+  if (base != served)
+    throw_http(400, "base_model {} is not served here: expected {}", text::shown(base, 100),
+               served);
+}
+
 void Service::create_sampling_session(const Request& request, const Responder& responder) {
-  const Fields fields(request.body);
+  const Fields fields(request.body, known::kCreateSamplingSession);
   const std::string session = fields.text("session_id");
   require_session(request, session);
   const std::int64_t seq = fields.integer("sampling_session_seq_id");
   const auto path = fields.maybe_text("model_path");
-  if (path) {
-    checkpoints_.find(*path, request.caller.tenant);
-  } else if (const std::string base = fields.text("base_model"); base != model_.facts().name) {
-    throw_http(400, "base_model {} is not served here: expected {}", text::shown(base, 100),
-               model_.facts().name);
-  }
+  require_base(fields, !path);
+  if (path) checkpoints_.find(*path, request.caller.tenant);
   const std::string id = sampler_id(session, seq);
   Statement row(data_.database(), "SELECT model_path FROM sampler WHERE id = ?");
   if (!row.bind(id).step()) {
@@ -71,7 +76,8 @@ void Service::create_sampling_session(const Request& request, const Responder& r
 }
 
 void Service::join_sampling_session(const Request& request, const Responder& responder) {
-  const std::string id = Fields(request.body).text("sampling_session_id");
+  const std::string id =
+      Fields(request.body, known::kJoinSamplingSession).text("sampling_session_id");
   Statement row(data_.database(),
                 "UPDATE sampler SET clones = clones + 1 WHERE id = ? AND tenant = ? RETURNING "
                 "clones");
@@ -84,6 +90,7 @@ void Service::join_sampling_session(const Request& request, const Responder& res
 }
 
 void Service::get_sampler(const Request& request, const Responder& responder) {
+  check_query(request, known::kOne);
   const std::string id = request.parameters.at("id");
   Statement row(data_.database(), "SELECT model_path FROM sampler WHERE id = ? AND tenant = ?");
   if (!row.bind(id).bind(request.caller.tenant).step())
@@ -146,7 +153,7 @@ QueueState Service::queue_state(bool has_begun) const {
 }
 
 void Service::sample(const Request& request, const Responder& responder) {
-  const Fields fields(request.body);
+  const Fields fields(request.body, known::kSample);
   auto asked = std::make_shared<SampleRequest>(read_sample(fields, model_.facts()));
   on_loop(responder, [this, request, responder, fields, asked] {
     const std::string tenant = request.caller.tenant;
@@ -154,7 +161,10 @@ void Service::sample(const Request& request, const Responder& responder) {
     std::int64_t seq = -1;
     KeptWeights::Weights unnamed;
     std::optional<std::string> path = fields.maybe_text("model_path");
-    if (const auto sampler = fields.maybe_text("sampling_session_id")) {
+    const auto sampler = fields.maybe_text("sampling_session_id");
+    require_base(fields, !sampler && !path);
+    if (sampler) {
+      if (path) fields.refuse("model_path", "nothing beside sampling_session_id");
       Statement row(data_.database(), "SELECT model_path FROM sampler WHERE id = ? AND tenant = ?");
       if (!row.bind(*sampler).bind(tenant).step())
         throw_http(404, "sampling session {} is not known", text::shown(*sampler, 100));
@@ -162,9 +172,6 @@ void Service::sample(const Request& request, const Responder& responder) {
       seq = fields.integer("seq_id");
       if (!row.is_null(0)) path = row.text(0);
       if (path && path->starts_with(kInMemory)) unnamed = unnamed_weights(*sampler, *path);
-    } else if (!path && fields.text("base_model") != model_.facts().name) {
-      throw_http(400, "base_model {} is not served here: expected {}",
-                 text::shown(fields.text("base_model"), 100), model_.facts().name);
     }
     std::optional<Checkpoint> checkpoint;
     if (path && !unnamed) checkpoint = checkpoints_.find(*path, tenant);

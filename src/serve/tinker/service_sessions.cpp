@@ -1,3 +1,5 @@
+#include <fmt/ranges.h>
+
 #include <algorithm>
 
 #include "base/quote.h"
@@ -11,12 +13,49 @@ namespace {
 using nlohmann::json;
 
 constexpr int kSessionRetry_s = 30;  ///< Until a client may have finished a session.
-constexpr const char* kNoProjects = "project_id is not used: this server has no projects";
+
+/// Why a client finished its session: {type, detail}, as the database keeps it.
+json finish_of(const Fields& fields) {
+  const std::string type = fields.find("reason") == nullptr
+                               ? "success"
+                               : fields.object("reason", known::kFinishReason).text("type");
+  if (type != "success" && type != "errored" && type != "interrupted")
+    throw_http(422, "field reason.type is {}: expected success, errored or interrupted",
+               text::shown(type, 40));
+  json finish{{"type", type}};
+  if (const auto detail = fields.maybe_text("detail")) finish["detail"] = *detail;
+  return finish;
+}
+
+/// The state of a session that ended so.
+json status_of(json finish) {
+  json status{{"type", "client_finished"}};
+  if (const auto detail = finish.find("detail"); detail != finish.end()) {
+    status["detail"] = *detail;
+    finish.erase(detail);
+  }
+  status["reason"] = std::move(finish);
+  return status;
+}
+
+/// What a new session asks for and does not get.
+std::string warning_of(const Fields& fields) {
+  std::vector<std::string> warnings;
+  if (fields.maybe_text("project_id").value_or(kOnlyProject) != kOnlyProject)
+    warnings.push_back(
+        fmt::format("project_id is not used: this server has one project, '{}'", kOnlyProject));
+  if (fields.find("tags") != nullptr && !fields.list("tags").empty())
+    warnings.emplace_back(
+        "tags are not kept: this server knows sessions by display_name and "
+        "user_metadata");
+  return fmt::format("{}", fmt::join(warnings, "; "));
+}
 
 }  // namespace
 
 void Service::create_session(const Request& request, const Responder& responder) {
-  const Fields fields(request.body);
+  const Fields fields(request.body, known::kCreateSession);
+  const std::string warning = warning_of(fields);
   Statement count(data_.database(),
                   "SELECT count(*) FROM session WHERE tenant = ? AND finished IS NULL");
   count.bind(request.caller.tenant).step();
@@ -41,7 +80,7 @@ void Service::create_session(const Request& request, const Responder& responder)
   audit_.note(request.caller, "session_create", id);
   beats_[id] = now_s();
   json answer{{"type", "create_session"}, {"session_id", id}};
-  if (fields.maybe_text("project_id")) answer["warning_message"] = kNoProjects;
+  if (!warning.empty()) answer["warning_message"] = warning;
   responder.answer(200, dump(answer));
 }
 
@@ -53,7 +92,7 @@ void Service::require_session(const Request& request, const std::string& session
 }
 
 void Service::heartbeat(const Request& request, const Responder& responder) {
-  const std::string session = Fields(request.body).text("session_id");
+  const std::string session = Fields(request.body, known::kHeartbeat).text("session_id");
   require_session(request, session);
   beats_[session] = now_s();
   responder.answer(200, dump({{"type", "session_heartbeat"}}));
@@ -61,13 +100,12 @@ void Service::heartbeat(const Request& request, const Responder& responder) {
 
 void Service::finish_session(const Request& request, const Responder& responder) {
   const std::string session = request.parameters.at("id");
-  const Fields fields(request.body);
+  const json finish = finish_of(Fields(request.body, known::kFinishSession));
   Statement row(data_.database(), "SELECT 1 FROM session WHERE id = ? AND tenant = ?");
   if (!row.bind(session).bind(request.caller.tenant).step())
     throw_http(404, "session {} is not known", text::shown(session, 60));
-  json reason = fields.find("reason") == nullptr ? json::object() : *fields.find("reason");
   Statement(data_.database(), "UPDATE session SET finished = ? WHERE id = ? AND finished IS NULL")
-      .bind(dump(reason))
+      .bind(dump(finish))
       .bind(session)
       .run();
   audit_.note(request.caller, "session_finish", session);
@@ -94,6 +132,7 @@ void Service::end_session(const std::string& session, const std::string& reason)
 void Service::list_sessions(const Request& request, const Responder& responder) {
   Statement rows(data_.database(),
                  "SELECT id FROM session WHERE tenant = ? ORDER BY created DESC LIMIT ? OFFSET ?");
+  check_query(request, known::kList);
   const Page page = page_of(request);
   rows.bind(request.caller.tenant).bind(page.limit).bind(page.offset);
   json ids = json::array();
@@ -102,8 +141,15 @@ void Service::list_sessions(const Request& request, const Responder& responder) 
 }
 
 void Service::search_sessions(const Request& request, const Responder& responder) {
-  const Fields fields(request.body);
+  const Fields fields(request.body, known::kSearchSessions);
   const auto session = fields.maybe_text("session_id");
+  if (fields.find("owner") != nullptr) {
+    const std::string owner = fields.object("owner", known::kSearchOwner).text("type");
+    // What a tenant may see is its own.
+    if (owner != "own" && owner != "accessible")
+      throw_http(400, "searching by owner {} is not built: search for own or accessible sessions",
+                 text::shown(owner, 40));
+  }
   const std::int64_t limit = std::clamp<std::int64_t>(fields.integer("limit", 50), 1, 200);
   for (const char* name : {"user_metadata", "display_name", "statuses", "project_ids", "cursor"}) {
     const json* value = fields.find(name);
@@ -126,15 +172,15 @@ void Service::search_sessions(const Request& request, const Responder& responder
     if (!rows.is_null(2)) each["display_name"] = rows.text(2);
     if (const json metadata = json::parse(rows.text(3)); metadata.is_object())
       each["user_metadata"] = metadata;
-    each["status"] = rows.is_null(4)
-                         ? json{{"type", "active"}}
-                         : json{{"type", "client_finished"}, {"reason", json::parse(rows.text(4))}};
+    each["status"] =
+        rows.is_null(4) ? json{{"type", "active"}} : status_of(json::parse(rows.text(4)));
     found.push_back(std::move(each));
   }
   responder.answer(200, dump({{"sessions", found}}));
 }
 
 void Service::get_session(const Request& request, const Responder& responder) {
+  check_query(request, known::kOne);
   const std::string id = request.parameters.at("id");
   Statement row(data_.database(),
                 "SELECT display_name, metadata FROM session WHERE id = ? AND tenant = ?");

@@ -1,7 +1,6 @@
 #include <utility>
 
 #include "serve/tinker/service.h"
-#include "serve/tinker/wire.h"
 
 // Operations of runs, from their requests to their promises.
 namespace heddle::serve::tinker {
@@ -11,52 +10,7 @@ namespace {
 /// for the disk keeps the loop from others.
 constexpr double kGather_s = 0.0005;
 
-/// Statuses after which a client does not send the request again.
-bool is_final(int status) {
-  return status == 400 || status == 404 || status == 415 || status == 422;
-}
-
 }  // namespace
-
-void Service::route_in_order(const char* path, Method handler, On on) {
-  server_.route({"POST", std::string("/api/v1/") + path,
-                 [this, handler](Request&& request, const Responder& responder) {
-                   if (server_.is_draining()) throw HttpError(503, "the server ends", 5);
-                   try {
-                     (this->*handler)(request, responder);
-                   } catch (const HttpError& error) {
-                     if (is_final(error.status())) give_place_up(request);
-                     throw;
-                   } catch (const UserError&) {
-                     give_place_up(request);
-                     throw;
-                   }
-                 },
-                 error_body, "train", false, on == On::kWorker, Cost::kRequest});
-}
-
-void Service::give_place_up(const Request& request) {
-  std::string run;
-  std::int64_t seq = 0;
-  try {
-    if (request.header("content-type").starts_with("application/x-protobuf")) {
-      const ForwardBackwardRequest decoded = decode_forward_backward(request.body);
-      run = decoded.model_id;
-      seq = decoded.seq_id;
-    } else {
-      const Fields fields(request.body);
-      run = fields.text("model_id", "");
-      seq = fields.integer("seq_id", 0);
-    }
-  } catch (const Error&) {
-    return;  // its place cannot be read
-  }
-  if (seq <= 0) return;
-  server_.post([this, run, seq, tenant = request.caller.tenant] {
-    Statement row(data_.database(), "SELECT 1 FROM run WHERE id = ? AND tenant = ?");
-    if (row.bind(run).bind(tenant).step()) runs_.refuse(run, seq);
-  });
-}
 
 void Service::submit(const Request& request, const Responder& responder, const std::string& run,
                      Operation operation) {
@@ -100,6 +54,7 @@ std::optional<Promises::Promise> Service::promise(Submitted& submitted) {
   const std::string& run = submitted.submission.owner;
   const Operation& operation = submitted.operation;
   try {
+    if (submitted.is_replay) runs_.check(run, operation.seq, operation.bytes);
     // A repeat gets its promise also where the run no longer takes new requests.
     return promises_.make(submitted.submission, [&](const std::string& id) {
       runs_.check(run, operation.seq, operation.bytes);

@@ -25,7 +25,8 @@ constexpr int kRunRetry_s = 5;  ///< Until a run may have ended.
 
 void require_adamw(const Fields& fields) {
   if (fields.find("optimizer_config") == nullptr) return;
-  const std::string type = fields.object("optimizer_config").text("type", "adamw");
+  const std::string type =
+      fields.object("optimizer_config", known::kOptimizerConfig).text("type", "adamw");
   if (type != "adamw")
     throw_http(400, "optimizer {} is not built: expected adamw", text::shown(type, 40));
 }
@@ -106,12 +107,10 @@ void Service::open_run(const Request& request, const Responder& responder, const
 }
 
 void Service::create_model(const Request& request, const Responder& responder) {
-  const Fields fields(request.body);
+  const Fields fields(request.body, known::kCreateModel);
   const ModelFacts& facts = model_.facts();
-  if (const std::string base = fields.text("base_model"); base != facts.name)
-    throw_http(400, "base_model {} is not served here: expected {}", text::shown(base, 100),
-               facts.name);
-  const Fields lora = fields.object("lora_config");
+  require_base(fields, true);
+  const Fields lora = fields.object("lora_config", known::kLoraConfig);
   tenants::SetOptions options;
   options.rank = lora.integer("rank");
   if (options.rank < 1 || options.rank > options_.max_rank)
@@ -141,7 +140,7 @@ tenants::SetOptions Service::require_run(const Request& request, const std::stri
 }
 
 void Service::get_info(const Request& request, const Responder& responder) {
-  const std::string run = Fields(request.body).text("model_id");
+  const std::string run = Fields(request.body, known::kRun).text("model_id");
   const tenants::SetOptions options = require_run(request, run);
   const ModelFacts& facts = model_.facts();
   responder.answer(200, dump({{"type", "get_info"},
@@ -175,7 +174,8 @@ void Service::forward_backward(const Request& request, const Responder& responde
   if (type.starts_with("application/x-protobuf")) {
     decoded = decode_forward_backward(request.body);
   } else if (type.starts_with("application/json")) {
-    decoded = read_forward_backward(Fields(request.body), "forward_backward_input");
+    decoded =
+        read_forward_backward(request.body, known::kForwardBackward, "forward_backward_input");
   } else {
     throw_http(415, "Content-Type {}: expected application/x-protobuf or application/json",
                text::shown(type, 60));
@@ -188,7 +188,8 @@ void Service::forward_backward(const Request& request, const Responder& responde
 }
 
 void Service::forward(const Request& request, const Responder& responder) {
-  ForwardBackwardRequest decoded = read_forward_backward(Fields(request.body), "forward_input");
+  ForwardBackwardRequest decoded =
+      read_forward_backward(request.body, known::kForward, "forward_input");
   decoded.forward_only = true;
   auto work = std::make_shared<tenants::Work>(work_of(decoded, model_.facts()));
   on_loop(responder,
@@ -198,7 +199,7 @@ void Service::forward(const Request& request, const Responder& responder) {
 }
 
 void Service::optim_step(const Request& request, const Responder& responder) {
-  const Fields fields(request.body);
+  const Fields fields(request.body, known::kOptimStep);
   const std::string run = fields.text("model_id");
   require_run(request, run);
   Operation operation;
@@ -212,7 +213,7 @@ void Service::optim_step(const Request& request, const Responder& responder) {
 }
 
 void Service::unload_model(const Request& request, const Responder& responder) {
-  const std::string run = Fields(request.body).text("model_id");
+  const std::string run = Fields(request.body, known::kRun).text("model_id");
   require_run(request, run);
   const auto promise = promises_.make(
       {request.caller.tenant, run + "/unload", 0, "unload_model", sha256_hex(request.body)},

@@ -10,7 +10,7 @@ using nlohmann::json;
 
 constexpr const char* kToken = "weights_access_token";
 constexpr const char* kTokenHeader = "x-tinker-weights-access-token";
-/// A field that no client sends: whose key a request that is kept for a replay came with.
+/// A field of requests that are kept for a replay: whose key each came with.
 constexpr const char* kReader = "heddle_reader";
 constexpr int kDiskRetry_s = 5;  ///< Until a client may have deleted something.
 
@@ -80,7 +80,7 @@ void Service::save(const Request& request, const Responder& responder, const Fie
 }
 
 void Service::save_weights(const Request& request, const Responder& responder) {
-  const Fields fields(request.body);
+  const Fields fields(request.body, known::kSaveWeights);
   const std::string name = fields.text("path", fmt::format("step-{}", fields.integer("seq_id", 0)));
   save(request, responder, fields, Checkpoint::Kind::kTraining, name, [](const Checkpoint& saved) {
     return dump({{"type", "save_weights"}, {"path", saved.path}});
@@ -88,7 +88,7 @@ void Service::save_weights(const Request& request, const Responder& responder) {
 }
 
 void Service::save_weights_for_sampler(const Request& request, const Responder& responder) {
-  const Fields fields(request.body);
+  const Fields fields(request.body, known::kSaveWeightsForSampler);
   if (fields.text("kind", "snapshot") != "snapshot")
     throw HttpError(400, "kind inflight is not built: expected snapshot");
   if (const auto name = fields.maybe_text("path")) {
@@ -97,6 +97,9 @@ void Service::save_weights_for_sampler(const Request& request, const Responder& 
                   return dump({{"type", "save_weights_for_sampler"}, {"path", saved.path}});
                 });
   }
+  for (const char* name : {"ttl_seconds", "overwrite", "user_metadata"})
+    if (fields.find(name) != nullptr)
+      fields.refuse(name, "nothing: weights without a name are no checkpoint; give path");
   save_unnamed(request, responder, fields, fields.integer("sampling_session_seq_id"));
 }
 
@@ -134,7 +137,7 @@ void Service::save_unnamed(const Request& request, const Responder& responder, c
 }
 
 void Service::save_weights_external(const Request& request, const Responder& responder) {
-  const Fields fields(request.body);
+  const Fields fields(request.body, known::kSaveWeightsExternal);
   const json* recipients = fields.find("age_encryption_recipients");
   if (recipients != nullptr && !recipients->empty())
     throw HttpError(400, "age_encryption_recipients is not built: save without them");
@@ -171,7 +174,8 @@ Request Service::as_kept(Request request, const std::string& reader) {
 }
 
 void Service::load_weights(const Request& asked, const Responder& responder) {
-  const Fields fields(asked.body);
+  // A request from before a restart has kReader, and was looked at then.
+  const Fields fields(asked.body, asked.is_replay ? known::kAny : known::kLoadWeights);
   const std::string reader = reader_of(asked, fields);
   const Request request = as_kept(asked, reader);
   const std::string path = fields.text("path");
@@ -185,12 +189,15 @@ void Service::load_weights(const Request& asked, const Responder& responder) {
     return backend.load(folder, with_optimizer);
   };
   if (fields.maybe_text("session_id")) {
-    const std::string base = fields.text("base_model", model_.facts().name);
-    if (base != model_.facts().name)
-      throw_http(400, "base_model {} is not served here: expected {}", text::shown(base, 100),
-                 model_.facts().name);
+    for (const char* name : {"model_id", "seq_id"})
+      if (fields.find(name) != nullptr)
+        fields.refuse(name, "nothing beside session_id; leave that out to load into a run");
+    require_base(fields, false);
     return open_run(request, responder, fields, checkpoint.options, checkpoint.path, make);
   }
+  for (const char* name : {"model_seq_id", "base_model", "user_metadata", "optimizer_config"})
+    if (fields.find(name) != nullptr)
+      fields.refuse(name, "nothing beside model_id; give session_id to make a run");
   const std::string run = fields.text("model_id");
   require_run(request, run);
   const std::int64_t seq = fields.integer("seq_id", 0);
@@ -208,8 +215,8 @@ void Service::load_weights(const Request& asked, const Responder& responder) {
 }
 
 void Service::weights_info(const Request& request, const Responder& responder) {
-  const Checkpoint found =
-      checkpoints_.find(Fields(request.body).text("tinker_path"), request.caller.tenant);
+  const Checkpoint found = checkpoints_.find(
+      Fields(request.body, known::kWeightsInfo).text("tinker_path"), request.caller.tenant);
   responder.answer(200, dump({{"base_model", model_.facts().name},
                               {"is_lora", true},
                               {"lora_rank", found.options.rank},
@@ -240,6 +247,7 @@ json Service::run_json(const std::string& tenant, const std::string& run) {
 }
 
 void Service::list_runs(const Request& request, const Responder& responder) {
+  check_query(request, known::kList);
   const Page page = page_of(request);
   const std::string& tenant = request.caller.tenant;
   Statement count(data_.database(), "SELECT count(*) FROM run WHERE tenant = ?");
@@ -254,10 +262,12 @@ void Service::list_runs(const Request& request, const Responder& responder) {
 }
 
 void Service::get_run(const Request& request, const Responder& responder) {
+  check_query(request, known::kOne);
   responder.answer(200, dump(run_json(request.caller.tenant, request.parameters.at("run"))));
 }
 
 void Service::list_run_checkpoints(const Request& request, const Responder& responder) {
+  check_query(request, known::kOne);
   const std::string& run = request.parameters.at("run");
   require_run(request, run);
   responder.answer(
@@ -265,6 +275,7 @@ void Service::list_run_checkpoints(const Request& request, const Responder& resp
 }
 
 void Service::list_checkpoints(const Request& request, const Responder& responder) {
+  check_query(request, known::kList);
   const Page page = page_of(request);
   const std::string& tenant = request.caller.tenant;
   responder.answer(
@@ -300,7 +311,10 @@ void Service::unpublish_checkpoint(const Request& request, const Responder& resp
 
 void Service::set_ttl(const Request& request, const Responder& responder) {
   const Checkpoint checkpoint = own_checkpoint(request);
-  checkpoints_.set_expiry(checkpoint, expiry_of(Fields(request.body)));
+  const Fields fields(request.body, known::kSetTtl);
+  if (!fields.contains("ttl_seconds"))
+    fields.refuse("ttl_seconds", "3600 seconds to 10 years, or null for no end");
+  checkpoints_.set_expiry(checkpoint, expiry_of(fields));
   audit_.note(request.caller, "checkpoint_ttl_set", checkpoint.path);
   responder.answer(204, "");
 }

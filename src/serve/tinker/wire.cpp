@@ -263,6 +263,25 @@ class Decoder {
 
 }  // namespace
 
+std::pair<std::string, std::int64_t> decode_place(std::string_view bytes) {
+  std::pair<std::string, std::int64_t> place;
+  try {
+    pbf_reader reader(bytes.data(), bytes.size());
+    while (reader.next()) {
+      if (reader.tag_and_type() == length_delimited(1)) {
+        place.first = reader.get_string();
+      } else if (reader.tag_and_type() == varint(2)) {
+        place.second = reader.get_int32();
+      } else {
+        reader.skip();
+      }
+    }
+  } catch (const protozero::exception&) {
+    // What came before the broken byte is known.
+  }
+  return place;
+}
+
 ForwardBackwardRequest decode_forward_backward(std::string_view bytes) {
   return Decoder(bytes).request();
 }

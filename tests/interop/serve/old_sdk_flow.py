@@ -35,6 +35,15 @@ def main(url, base):
     logprobs = list(run.forward([datum()], "cross_entropy").result().loss_fn_outputs[0]["logprobs"].data)
     assert abs(-sum(logprobs) / len(logprobs) - losses[-1]) < 0.05
 
+    # A call in several requests, of which one is refused: the client's next ones go on.
+    wrong = types.Datum(model_input=types.ModelInput.from_ints([1]), loss_fn_inputs={"target_tokens": [10 ** 6], "weights": [1.0]})
+    work, step = run.forward_backward([datum()] * 1500 + [wrong] * 2, "cross_entropy"), run.optim_step(types.AdamParams(learning_rate=0))
+    step.result(timeout=60)
+    try:
+        raise AssertionError(work.result(timeout=60))
+    except tinker.RequestFailedError as error:
+        assert "token 1000000" in str(error), error
+
     saved = run.save_state("kept").result().path
     again = of(service.create_training_client_from_state(saved))
     assert list(again.forward([datum()], "cross_entropy").result().loss_fn_outputs[0]["logprobs"].data) == logprobs

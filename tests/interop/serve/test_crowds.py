@@ -39,7 +39,7 @@ def test_three_of_each_at_once_have_one_promise(server):
         assert len({answer["request_id"] for _, _, answer in answers}) == 1, path
         outcome = caller.outcome(path, body)
         assert "error" not in (outcome or {}), (path, outcome)
-        assert caller.post(path, body | {"more": 1})[0] == 409, path
+        assert caller.post(path, body | {"more": None})[0] == 409, path
     assert len(caller.call("GET", f"training_runs/{run}/checkpoints")[2]["checkpoints"]) == 2
 
 

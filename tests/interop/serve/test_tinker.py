@@ -25,6 +25,7 @@ warnings.simplefilter("ignore")
 TOKENS = [11, 7, 301, 45, 1200, 9, 77, 300, 12, 5, 610, 8]
 KEY = "tml-local"
 NATS_OF_A_SNAPSHOT = 0.02  # between the trainer's log-probabilities and the sampler's
+ANSWER_S = 60  # a request that is not answered by then is never answered
 
 
 def client(server, key=KEY):
@@ -236,8 +237,17 @@ def test_soft_targets_weigh_several_tokens_in_a_place(server):
 def test_user_errors_reach_the_user(server):
     service = client(server)
     run = service.create_lora_training_client(base_model=NAME, rank=4).result()
-    with pytest.raises(tinker.BadRequestError, match="loss_fn=importance_sampling"):
+    with pytest.raises(tinker.RequestFailedError, match="loss_fn=importance_sampling"):
         run.forward_backward([datum()], "stable_reinforce").result()
+    # A call in several requests, of which one is refused: the client's next ones go on.
+    wrong = types.Datum(model_input=types.ModelInput.from_ints(TOKENS[:-1]), loss_fn_inputs={"target_tokens": [10 ** 6] * (len(TOKENS) - 1)})
+    for place in (0, 1500):
+        many = [datum()] * 2100
+        many[place] = wrong
+        work, step = run.forward_backward(many, "cross_entropy"), run.optim_step(types.AdamParams(learning_rate=0))
+        assert "grad_norm:mean" in step.result(timeout=ANSWER_S).metrics
+        with pytest.raises(tinker.RequestFailedError, match="token 1000000"):
+            work.result(timeout=ANSWER_S)
     with pytest.raises(tinker.BadRequestError, match="not served here"):
         service.create_lora_training_client(base_model="other/model", rank=4).result()
 
