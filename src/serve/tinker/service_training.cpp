@@ -108,7 +108,6 @@ void Service::open_run(const Request& request, const Responder& responder, const
 
 void Service::create_model(const Request& request, const Responder& responder) {
   const Fields fields(request.body, known::kCreateModel);
-  const ModelFacts& facts = model_.facts();
   require_base(fields, true);
   const Fields lora = fields.object("lora_config", known::kLoraConfig);
   tenants::SetOptions options;
