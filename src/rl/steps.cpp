@@ -60,6 +60,10 @@ void warn_of_rows(const Prompts& prompts) {
     log::warning("skipped (data.on_bad_line): {}", example);
 }
 
+comm::Fact fact_of(const char* key, const Prompts& prompts) {
+  return comm::content_fact(key, prompts.identity(), fmt::format("{} prompts", prompts.size()));
+}
+
 files::Path ledger_file(const config::RunConfig& config) {
   return files::Path(config.train.output_dir) / "ledger.log";
 }
@@ -104,10 +108,9 @@ Steps::Steps(const config::RunConfig& config, train::Setup& setup, objective::Po
       judge_(config, *setup.tokenizer, /*in_order=*/true, setup.placed.context.mesh.world_group()),
       log_(std::filesystem::path(config.train.output_dir) / "groups.jsonl"),
       entropy_bonus_(config.rl.algorithm) {
-  if (setup.placed.context.mesh.world()) {
-    comm::require_agreement(*setup.placed.context.mesh.world(), "data",
-                            {comm::content_fact("data.train", prompts_.key(),
-                                                fmt::format("{} prompts", prompts_.size()))});
+  if (const auto world = setup.placed.context.mesh.world()) {
+    comm::require_agreement(*world, "data",
+                            {fact_of("data.train", prompts_), fact_of("data.eval", held_out_)});
   }
   if (is_first_rank()) {
     warn_of_rows(prompts_);
