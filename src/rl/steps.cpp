@@ -32,7 +32,7 @@ data::LoaderInfo loader_info(const config::RunConfig& config, const Prompts& pro
   data::LoaderInfo info;
   const std::int64_t groups = config.rl.groups_per_step;
   info.sequences_per_epoch = prompts.per_epoch() * config.rl.samples_per_group;
-  info.rows_per_epoch = prompts.per_epoch();
+  info.rows_per_epoch = info.sequences_per_epoch;
   info.tokens_per_epoch = prompts.tokens();
   // Batches are whole numbers of steps, but for the last.
   const auto steps = [&](std::int64_t rows) {
@@ -41,8 +41,7 @@ data::LoaderInfo loader_info(const config::RunConfig& config, const Prompts& pro
   info.steps_per_epoch = steps(prompts.per_epoch());
   info.total_steps = config.train.max_steps > 0 ? config.train.max_steps
                                                 : steps(prompts.per_epoch() * config.train.epochs);
-  info.mean_row_tokens = static_cast<double>(config.rl.samples_per_group) *
-                         static_cast<double>(config.data.max_length);
+  info.mean_row_tokens = static_cast<double>(config.data.max_length);
   return info;
 }
 
