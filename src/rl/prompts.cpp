@@ -317,6 +317,8 @@ std::int64_t Prompts::index_of(std::int64_t cursor) const {
   return order_[static_cast<std::size_t>(cursor % per_epoch_)];
 }
 
+std::string Prompts::identity() const { return hash::Hasher().add(key_).add(content_).hex(); }
+
 std::int64_t Prompts::tokens() const {
   double sum = 0;
   for (const data::FileRows& file : files_) {

@@ -70,6 +70,9 @@ class Prompts {
   const std::string& key() const { return key_; }
   /// Hash of what the rows became: their tokens, answers, and what rewards are handed besides.
   const std::string& content() const { return content_; }
+  /// Hash of rows, order and content: ranks that work together have the same. A chat template may
+  /// differ in its file.
+  std::string identity() const;
   /// Tokens of an epoch's prompts, in the mean over epochs.
   std::int64_t tokens() const;
 

@@ -46,7 +46,7 @@ std::string shown(const std::map<std::string, std::string>& facts, const std::st
 }  // namespace
 
 std::string facts_of_run(const config::RunConfig& config, const Prompts& prompts) {
-  std::string facts = "prompts " + prompts.key() + "\n";
+  std::string facts = "prompts " + prompts.identity() + "\n";
   const auto entries =
       config.rl.has_two_jobs() ? facts_of_job(config, prompts) : config::shared_entries(config);
   for (const auto& [key, value] : entries) facts += fmt::format("{} {}\n", key, value);
@@ -55,8 +55,8 @@ std::string facts_of_run(const config::RunConfig& config, const Prompts& prompts
 
 Facts facts_of_job(const config::RunConfig& config, const Prompts& prompts) {
   Facts facts = {
-      {"the content of data.train",
-       fmt::format("{} ({} prompts, {} tokens)", prompts.key(), prompts.size(), prompts.tokens())},
+      {"the content of data.train", fmt::format("{} ({} prompts, {} tokens)", prompts.identity(),
+                                                prompts.size(), prompts.tokens())},
       // Any number of steps takes what it needs of the prompts; epochs have an end.
       {"train.max_steps", config.train.max_steps > 0 ? "given" : "0"}};
   const auto contents =

@@ -32,7 +32,7 @@ data::LoaderInfo loader_info(const config::RunConfig& config, const Prompts& pro
   data::LoaderInfo info;
   const std::int64_t groups = config.rl.groups_per_step;
   info.sequences_per_epoch = prompts.per_epoch() * config.rl.samples_per_group;
-  info.rows_per_epoch = prompts.per_epoch();
+  info.rows_per_epoch = info.sequences_per_epoch;
   info.tokens_per_epoch = prompts.tokens();
   // Batches are whole numbers of steps, but for the last.
   const auto steps = [&](std::int64_t rows) {
@@ -41,8 +41,7 @@ data::LoaderInfo loader_info(const config::RunConfig& config, const Prompts& pro
   info.steps_per_epoch = steps(prompts.per_epoch());
   info.total_steps = config.train.max_steps > 0 ? config.train.max_steps
                                                 : steps(prompts.per_epoch() * config.train.epochs);
-  info.mean_row_tokens = static_cast<double>(config.rl.samples_per_group) *
-                         static_cast<double>(config.data.max_length);
+  info.mean_row_tokens = static_cast<double>(config.data.max_length);
   return info;
 }
 
@@ -58,6 +57,10 @@ void warn_of_rows(const Prompts& prompts) {
   }
   for (const std::string& example : prompts.report().bad_examples)
     log::warning("skipped (data.on_bad_line): {}", example);
+}
+
+comm::Fact fact_of(const char* key, const Prompts& prompts) {
+  return comm::content_fact(key, prompts.identity(), fmt::format("{} prompts", prompts.size()));
 }
 
 files::Path ledger_file(const config::RunConfig& config) {
@@ -104,10 +107,9 @@ Steps::Steps(const config::RunConfig& config, train::Setup& setup, objective::Po
       judge_(config, *setup.tokenizer, /*in_order=*/true, setup.placed.context.mesh.world_group()),
       log_(std::filesystem::path(config.train.output_dir) / "groups.jsonl"),
       entropy_bonus_(config.rl.algorithm) {
-  if (setup.placed.context.mesh.world()) {
-    comm::require_agreement(*setup.placed.context.mesh.world(), "data",
-                            {comm::content_fact("data.train", prompts_.key(),
-                                                fmt::format("{} prompts", prompts_.size()))});
+  if (const auto world = setup.placed.context.mesh.world()) {
+    comm::require_agreement(*world, "data",
+                            {fact_of("data.train", prompts_), fact_of("data.eval", held_out_)});
   }
   if (is_first_rank()) {
     warn_of_rows(prompts_);

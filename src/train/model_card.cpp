@@ -5,6 +5,7 @@
 #include "base/text.h"
 #include "ckpt/adapter_names.h"
 #include "hub/cache.h"
+#include "train/idle_ranks.h"
 
 namespace heddle::train {
 namespace {
@@ -57,7 +58,7 @@ std::string model_card(const config::RunConfig& config, const assembly::ModelOnR
       "learning rate | {} |\n"
       "| sequences a step | {} |\n| dtype | {} |\n| seed | {} |\n\n",
       config::to_string(config.model.head), config::to_string(config.train.objective), method,
-      data_line(config.data.train), config.optim.lr, config.train.global_batch_size,
+      data_line(config.data.train), config.optim.lr, rows_of_step(config).global_batch_size,
       config::to_string(config.model.dtype), config.train.seed);
   card += "```python\n" + load_example(placed, is_adapter, base) + "\n```\n\n";
   const std::string use =

@@ -357,7 +357,7 @@ Summary Trainer::train() {
 }
 
 double Trainer::usual_micro_batches() const {
-  const double rows = static_cast<double>(config_.train.global_batch_size) /
+  const double rows = static_cast<double>(rows_of_step(config_).global_batch_size) /
                       static_cast<double>(setup_.placed.context.mesh.data_size());
   return std::max(1.0, std::ceil(rows * steps_.info().mean_row_tokens /
                                  static_cast<double>(config_.train.micro_batch_tokens)));
@@ -373,8 +373,8 @@ RunInfo Trainer::describe() const {
   info.total_steps = loader.total_steps;
   info.packing_efficiency = loader.packing_efficiency;
   info.first_step = first_step_;
-  StepRows step{.global_batch_size = config_.train.global_batch_size,
-                .of_data = loader.rows_per_epoch};
+  StepRows step = rows_of_step(config_);
+  step.of_data = loader.rows_per_epoch;
   if (setup_.placed.stages.ranks > 1) {
     step.micro_batches = micro_batches;
     info.pipeline =

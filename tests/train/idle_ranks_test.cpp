@@ -37,5 +37,22 @@ TEST(IdleRanks, StagesWithFewerMicroBatchesAreNamed) {
               IsEmpty());
 }
 
+TEST(IdleRanks, CompletionsAreCountedByTheKeysThatGiveThem) {
+  config::RunConfig config;
+  EXPECT_EQ(rows_of_step(config).global_batch_size, config.train.global_batch_size);
+  config.train.objective = config::Objective::kPolicy;
+  config.rl.groups_per_step = 2;
+  config.rl.samples_per_group = 3;
+  StepRows rows = rows_of_step(config);
+  EXPECT_EQ(rows.global_batch_size, 6);
+  EXPECT_THAT(idle_ranks(mesh({1, 1, 1, 8, 1}), rows),
+              ElementsAre("rl.groups_per_step x rl.samples_per_group 6 over dp x fsdp 8: 2 ranks "
+                          "have no row in a step"));
+  rows.micro_batches = 1;
+  EXPECT_THAT(idle_ranks(mesh({1, 1, 1, 1, 2}), rows),
+              ElementsAre(::testing::HasSubstr("a larger rl.groups_per_step x "
+                                               "rl.samples_per_group or smaller")));
+}
+
 }  // namespace
 }  // namespace heddle::train

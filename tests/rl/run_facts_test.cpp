@@ -1,0 +1,33 @@
+// Facts that trainers and rollouts, and the ranks of each, have alike.
+#include "rl/run_facts.h"
+
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "rl/rl_fixture.h"
+
+namespace heddle {
+namespace {
+
+TEST_F(RlTest, JobsThatRenderTheirPromptsOtherwiseDiffer) {
+  const auto chat = dir_ / "chat.jinja";
+  const config::RunConfig settings = run("facts", {"data.chat_template=" + chat.string()});
+  const auto tokenizer = data::Tokenizer::load(settings.model.tokenizer);
+  const auto with = [&](const std::string& begin) {
+    files::write_atomically(chat, begin + "{% for m in messages %}{{ m.content }}{% endfor %}");
+    const rl::Prompts prompts(settings, train::DataPart::kTrain, *tokenizer);
+    return std::pair(rl::facts_of_job(settings, prompts), prompts.identity());
+  };
+  // Of as many tokens, under the same configuration, from the same rows.
+  const auto one = with("Q"), same = with("Q"), other = with("Z");
+  EXPECT_EQ(rl::difference(one.first, same.first), "");
+  EXPECT_THAT(rl::difference(one.first, other.first),
+              ::testing::StartsWith("the content of data.train is "));
+  EXPECT_EQ(one.second, same.second);
+  EXPECT_NE(one.second, other.second);
+}
+
+}  // namespace
+}  // namespace heddle
