@@ -139,10 +139,16 @@ std::string as_key(const std::string& word, const CLI::App& command) {
                      name.find('=') == std::string::npos ? "=VALUE" : "");
 }
 
+/// What a command is called with, from the program's name on.
+std::string call_of(const CLI::App& command, const CLI::App& app) {
+  if (&command == &app) return "heddle";
+  return call_of(*command.get_parent(), app) + " " + command.get_name();
+}
+
 /// One line for a command line that does not parse.
 std::string explain(const CLI::App& app, const CLI::ParseError& e) {
   const CLI::App& command = selected(app);
-  const std::string call = &command == &app ? "heddle" : "heddle " + command.get_name();
+  const std::string call = call_of(command, app);
   std::string message = e.what();
   if (dynamic_cast<const CLI::ExtrasError*>(&e) != nullptr) {
     const std::vector<std::string> left = app.remaining(true);
@@ -162,6 +168,11 @@ std::string explain(const CLI::App& app, const CLI::ParseError& e) {
     } else if (!near.empty()) {
       message += fmt::format(" (did you mean '{}'?)", near);
     }
+  }
+  if (message == "A subcommand is required") {
+    std::vector<std::string> names;
+    for (const CLI::App* each : command.get_subcommands({})) names.push_back(each->get_name());
+    message = fmt::format("expected one of {}", fmt::join(names, ", "));
   }
   if (message == "config is required")
     message = "expected a YAML file, or settings such as model.path=DIR data.train=FILE";
