@@ -139,6 +139,16 @@ std::string as_key(const std::string& word, const CLI::App& command) {
                      name.find('=') == std::string::npos ? "=VALUE" : "");
 }
 
+/// An option that may be given several times takes one value each time: what follows is an
+/// argument.
+void take_one_each(CLI::App& command) {
+  for (CLI::Option* option : command.get_options()) {
+    const bool is_repeatable = !option->get_positional() && option->get_items_expected_max() > 1;
+    if (is_repeatable) option->allow_extra_args(false);
+  }
+  for (CLI::App* each : command.get_subcommands({})) take_one_each(*each);
+}
+
 /// What a command is called with, from the program's name on.
 std::string call_of(const CLI::App& command, const CLI::App& app) {
   if (&command == &app) return "heddle";
@@ -244,6 +254,7 @@ void add_commands(CLI::App& app, Action& action) {
   add_bench_command(app, action);
   add_doctor_command(app, action);
   add_completion_command(app, action);
+  take_one_each(app);
 }
 
 int run(std::span<const std::string> arguments, const Session& session) {
