@@ -139,10 +139,26 @@ std::string as_key(const std::string& word, const CLI::App& command) {
                      name.find('=') == std::string::npos ? "=VALUE" : "");
 }
 
+/// An option that may be given several times takes one value each time: what follows is an
+/// argument.
+void take_one_each(CLI::App& command) {
+  for (CLI::Option* option : command.get_options()) {
+    const bool is_repeatable = !option->get_positional() && option->get_items_expected_max() > 1;
+    if (is_repeatable) option->allow_extra_args(false);
+  }
+  for (CLI::App* each : command.get_subcommands({})) take_one_each(*each);
+}
+
+/// What a command is called with, from the program's name on.
+std::string call_of(const CLI::App& command, const CLI::App& app) {
+  if (&command == &app) return "heddle";
+  return call_of(*command.get_parent(), app) + " " + command.get_name();
+}
+
 /// One line for a command line that does not parse.
 std::string explain(const CLI::App& app, const CLI::ParseError& e) {
   const CLI::App& command = selected(app);
-  const std::string call = &command == &app ? "heddle" : "heddle " + command.get_name();
+  const std::string call = call_of(command, app);
   std::string message = e.what();
   if (dynamic_cast<const CLI::ExtrasError*>(&e) != nullptr) {
     const std::vector<std::string> left = app.remaining(true);
@@ -162,6 +178,11 @@ std::string explain(const CLI::App& app, const CLI::ParseError& e) {
     } else if (!near.empty()) {
       message += fmt::format(" (did you mean '{}'?)", near);
     }
+  }
+  if (message == "A subcommand is required") {
+    std::vector<std::string> names;
+    for (const CLI::App* each : command.get_subcommands({})) names.push_back(each->get_name());
+    message = fmt::format("expected one of {}", fmt::join(names, ", "));
   }
   if (message == "config is required")
     message = "expected a YAML file, or settings such as model.path=DIR data.train=FILE";
@@ -233,6 +254,7 @@ void add_commands(CLI::App& app, Action& action) {
   add_bench_command(app, action);
   add_doctor_command(app, action);
   add_completion_command(app, action);
+  take_one_each(app);
 }
 
 int run(std::span<const std::string> arguments, const Session& session) {

@@ -104,6 +104,10 @@ class InferenceApi {
       const std::size_t equals = entry.find('=');
       if (equals == std::string::npos || equals == 0)
         throw_error<ConfigError>("--adapter: '{}': expected NAME=DIR", text::shown(entry));
+      if (service_.models.has(entry.substr(0, equals)))
+        throw_error<ConfigError>(
+            "--adapter {}: the model, or another adapter, has this name: give another NAME",
+            text::shown(entry));
       std::promise<std::string> loaded;
       serve::openai::load_adapter(service_, entry.substr(0, equals), entry.substr(equals + 1),
                                   [&](const std::string& error) { loaded.set_value(error); });
@@ -253,9 +257,7 @@ void add_serve_command(CLI::App& app, Action& action) {
   command
       ->add_option("--adapter", options->adapters,
                    "A PEFT adapter directory, served as a model of this name")
-      ->type_name("NAME=DIR")
-      ->expected(1)
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+      ->type_name("NAME=DIR");
   command
       ->add_option(
           "settings", options->settings,

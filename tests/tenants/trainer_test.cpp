@@ -250,7 +250,7 @@ TEST_F(TenantsTest, WrongWorkIsRefusedByItselfAndNamed) {
   EXPECT_EQ(refusal([](Work& w) { w.data[2].inputs["advantages"] = {1}; }),
             "datum 2: loss_fn cross_entropy has no input 'advantages'");
   EXPECT_EQ(refusal([](Work& w) { w.config["beta"] = 1; }),
-            "loss_fn_config: loss_fn cross_entropy has no 'beta'");
+            "loss_fn_config: loss_fn cross_entropy has no 'beta': expected none");
   EXPECT_EQ(refusal([](Work& w) { w.set = 77; }), "there is no set of adapters 77");
   EXPECT_NE(refusal([](Work& w) { w.loss_fn = "hinge"; }).find("loss_fn 'hinge' is not one of"),
             std::string::npos);

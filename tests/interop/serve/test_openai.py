@@ -3,12 +3,13 @@
     HEDDLE=build/cpu/src/cli/heddle python -m pytest tests/interop/serve/test_openai.py
 """
 import asyncio
+import subprocess
 
 import httpx
 import openai
 import pytest
 
-from serve.serving import NAME
+from serve.serving import HEDDLE, NAME
 
 HELLO = [{"role": "user", "content": "hello"}]
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}}}}]
@@ -99,6 +100,12 @@ def test_errors_name_the_field(client, settings, status, field):
     with pytest.raises(openai.APIStatusError) as caught:
         chat(client, **settings)
     assert caught.value.status_code == status and caught.value.body["param"] == field
+
+
+def test_an_adapter_has_a_name_of_its_own(model, tmp_path):
+    done = subprocess.run([HEDDLE, "serve", str(model), "--name", "small", "--port", "0", "--data-dir", str(tmp_path), "--adapter",
+                           "small=/nowhere", "device.name=cpu"], capture_output=True, text=True)
+    assert done.returncode == 2 and "the model, or another adapter, has this name" in done.stderr, done.stderr
 
 
 def test_health_tokens_and_metrics(server, client):

@@ -2,8 +2,11 @@
 
     HEDDLE=build/cpu/src/cli/heddle python -m pytest tests/interop/serve
 """
+import contextlib
+import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,7 +22,7 @@ import torch
 import transformers
 from tinker import types
 
-from serve.serving import HEDDLE, NAME
+from serve.serving import HEDDLE, NAME, ROOT, Server
 
 warnings.simplefilter("ignore")
 TOKENS = [11, 7, 301, 45, 1200, 9, 77, 300, 12, 5, 610, 8]
@@ -101,6 +104,20 @@ def test_trains_saves_loads_and_recites(server):
     with pytest.raises(tinker.NotFoundError):
         rest.get_weights_info_by_tinker_path(saved).result()
     service.close("success").result()
+
+
+def test_the_program_of_the_docs(tmp_path):
+    model = tmp_path / "small"
+    subprocess.run([HEDDLE, "init", "--preset", "small-2m", "--tokenizer", str(ROOT / "examples/tokenizer-4k"), "--output", str(model),
+                    "--seed", "1"], check=True, capture_output=True)
+    program = re.search("```python\n(.*?)```", (ROOT / "docs/serve.md").read_text(), re.DOTALL).group(1)
+    server = Server(model, tmp_path / "data").start()
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        exec(program.replace("http://127.0.0.1:8000", server.url), {})
+    assert server.stop() == 0
+    loss, recited, other_loss, other = out.getvalue().splitlines()
+    assert float(loss.split()[1]) < 0.1 and float(other_loss.split()[1]) < 0.1, out.getvalue()
+    assert (recited, other) == ("[301, 45, 1200, 9]", "[77, 300, 12, 5]")
 
 
 def test_gradients_add_up_and_weights_multiply(server):
