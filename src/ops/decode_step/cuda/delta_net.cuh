@@ -46,10 +46,58 @@ struct History {
   }
 };
 
+/// Waits for a row's words at base + offset(i) and the lows of the matrix of which they begin with
+/// columns `column` and the next; returns what changes add to these two.
+template <int N, class Offset>
+__device__ __forceinline__ float2 await_changed(u32 (&v)[N], const u32* base, const Offset& offset,
+                                                const SlotFactors& f, int column, const u32* lows,
+                                                u32 round, int rank) {
+  ColumnPair b;
+  b.load(f, column, 0);
+  uint4 low[2];
+  await_both(
+      v, base, offset, low, lows, [](int i) { return 4 * i; }, round);
+  float2 sums = b.of(low[0], low[1]);
+  for (int first = 16; first < rank; first += 16) {
+    b.load(f, column, first);
+    await_words(low, lows, round, [&](int i) { return first / 2 + 4 * i; });
+    const float2 more = b.of(low[0], low[1]);
+    sums.x += more.x, sums.y += more.y;
+  }
+  return sums;
+}
+/// The same for z, whose words come with those of b and a: a column of one of these matrices too,
+/// what changes add to it goes to `gate`.
+template <class Offset, class M>
+__device__ __forceinline__ float2 await_changed_gates(u32 (&v)[3], const u32* base,
+                                                      const Offset& offset, const M& m, int run,
+                                                      int column, int matrix, int head,
+                                                      const u32* lows, u32 round, float& gate) {
+  const int rank = m.changes.rank;
+  const SlotFactors &f = m.factors(1, run), &of_gate = m.factors(matrix, run);
+  ColumnPair b;
+  u32 own[8];
+  float2 sums = make_float2(0, 0);
+  for (int first = 0; first < rank; first += 16) {
+    b.load(f, column, first);
+    load_ranks(own, of_gate, head, first);
+    uint4 low[4];
+    const auto place = [&](int i) {
+      return (i < 2 ? 1 : matrix) * (rank / 2) + first / 2 + 4 * (i % 2);
+    };
+    await_both(v, base, offset, low, lows, place, round);
+    const float2 more = b.of(low[0], low[1]);
+    sums.x += more.x, sums.y += more.y;
+    gate += dot(own, low[2], low[3]) * kRead;
+  }
+  return sums;
+}
+
 /// Makes the CTA's columns of e.mixed. Returns a history to store when all CTAs have read theirs;
 /// without `from`: none.
-template <int kRows>
-__device__ __forceinline__ History delta_net(Multiplier<kRows>& m, const DecodeStepLayer& layer,
+template <int kRows, bool kChanges>
+__device__ __forceinline__ History delta_net(Multiplier<kRows, kChanges>& m,
+                                             const DecodeStepLayer& layer,
                                              const DecodeStepRows& rows, const Exchange& e,
                                              const Rounds& round) {
   using P = MixerPart<kRows>;
@@ -63,6 +111,18 @@ __device__ __forceinline__ History delta_net(Multiplier<kRows>& m, const DecodeS
       layer.states + (slot * Shape::kDeltaHeads + part.head) * int64_t{128 * 128};
   gdn_step::StateTile<128, P::kColumns> state(own_state, part.part * P::kColumns, thread);
   const u32* const inputs = e.inputs + part.row * (kDeltaInputs / 2);
+  [[maybe_unused]] const u32* lows = nullptr;
+  [[maybe_unused]] int run = 0, low_words = 0;
+  if constexpr (kChanges) {
+    run = m.run_of(part.row), low_words = m.changes.rank / 2;
+    lows = e.low_inputs + part.row * 4 * low_words;
+  }
+  const auto out_lows = [&] {
+    if constexpr (kChanges)
+      return MixerLows<kRows>(m.factors(kOutput, run), part.column(), thread);
+    else
+      return NoLows{};
+  }();
 
   History kept{{}, nullptr};
   if (thread < kGates) {
@@ -74,8 +134,15 @@ __device__ __forceinline__ History delta_net(Multiplier<kRows>& m, const DecodeS
       history.load();
       const uint4 taps = __ldg(static_cast<const uint4*>(layer.conv) + word);
       u32 v[1];
-      await_words(v, inputs, round.kind, [&](int) { return word; });
-      const u32 now = pack_bf16(bf16_lo(v[0]) * kRead, bf16_hi(v[0]) * kRead);
+      float2 change = make_float2(0, 0);
+      if constexpr (kChanges)
+        change = await_changed(
+            v, inputs, [&](int) { return word; }, m.factors(0, run), 2 * word, lows, round.kind,
+            m.changes.rank);
+      else
+        await_words(v, inputs, round.kind, [&](int) { return word; });
+      const u32 now =
+          pack_bf16((bf16_lo(v[0]) + change.x) * kRead, (bf16_hi(v[0]) + change.y) * kRead);
       const float2 y = history.step(now, taps);
       float* const to = thread < 64        ? shared.step.q + 2 * thread
                         : thread < kValues ? shared.step.k + 2 * (thread - 64)
@@ -95,17 +162,21 @@ __device__ __forceinline__ History delta_net(Multiplier<kRows>& m, const DecodeS
     u32 v[3];
     const int b = 2 * kMixer + part.head / 2, a = b + Shape::kDeltaHeads / 2,
               z = kChannels / 2 + part.column() / 2 + own;
-    await_words(v, inputs, round.kind, [&](int i) {
-      return i == 0 ? (has ? z : b) : i == 1 ? b : a;
-    });
+    const auto place = [&](int i) { return i == 0 ? (has ? z : b) : i == 1 ? b : a; };
     const bool odd = part.head % 2;
     const auto of = [&](u32 word) { return kRead * (odd ? bf16_hi(word) : bf16_lo(word)); };
-    if (own == 0) {
-      shared.decay = __expf(rate * softplus(of(v[2]) + bias));
-      shared.beta = sigmoid(of(v[1]));
-    }
+    float2 change = make_float2(0, 0);
+    float gate_change = 0;  // of b in the first thread, of a in the second
+    if constexpr (kChanges)
+      change = await_changed_gates(v, inputs, place, m, run, part.column() + 2 * (has ? own : 0),
+                                   2 + own % 2, part.head, lows, round.kind, gate_change);
+    else
+      await_words(v, inputs, round.kind, place);
+    if (own == (kChanges ? 1 : 0))
+      shared.decay = __expf(rate * softplus(of(v[2]) + gate_change + bias));
+    if (own == 0) shared.beta = sigmoid(of(v[1]) + gate_change);
     if (has) {
-      const float lo = kRead * bf16_lo(v[0]), hi = kRead * bf16_hi(v[0]);
+      const float lo = kRead * (bf16_lo(v[0]) + change.x), hi = kRead * (bf16_hi(v[0]) + change.y);
       shared.gates[2 * own] = bf16_lo(weight) * lo * sigmoid(lo);
       shared.gates[2 * own + 1] = bf16_hi(weight) * hi * sigmoid(hi);
     }
@@ -118,7 +189,7 @@ __device__ __forceinline__ History delta_net(Multiplier<kRows>& m, const DecodeS
   state.step(
       shared.step, f, shared.decay, shared.beta, v, [&] { m.sync(); },
       [&](const float4& step) {
-        if (m.warp > 0) return;
+        if (!kChanges && m.warp > 0) return;
         float o[4] = {rounded(step.x), rounded(step.y), rounded(step.z), rounded(step.w)};
         float square = (o[0] * o[0] + o[1] * o[1]) + (o[2] * o[2] + o[3] * o[3]);
         square = lane_sum<kLanes>(square);
@@ -135,14 +206,20 @@ __device__ __forceinline__ History delta_net(Multiplier<kRows>& m, const DecodeS
         if (P::kParts > 1 && thread == 0)
           store_word(e.squares + (part.row * Shape::kDeltaHeads + part.head) * 8 + part.part,
                      make_word(square, round.kind));
+        if constexpr (kChanges) {
+          auto own_lows = out_lows;
+          own_lows.write(o, e.low_mixed + part.place() * low_words, low_words, thread, round.layer,
+                         [&](float x) { m.note(part.row, x); });
+        }
       });
   return kept;
 }
 
 /// The norm's factor of row g in a head; to be multiplied with sums of rows 2t and 2t + 1.
-template <int kRows>
-__device__ __forceinline__ void apply_head_norm(const Multiplier<kRows>& m, const Exchange& e,
-                                                u32 round, float (&first)[2], float (&second)[2]) {
+template <int kRows, bool kChanges>
+__device__ __forceinline__ void apply_head_norm(const Multiplier<kRows, kChanges>& m,
+                                                const Exchange& e, u32 round, float (&first)[2],
+                                                float (&second)[2]) {
   constexpr int kParts = MixerPart<kRows>::kParts;
   if constexpr (kParts > 1) {
     // A warp's parts of the depth are heads `warp` and 8 + `warp`; lane t has parts t, 4 + t.

@@ -10,16 +10,18 @@
 
 namespace heddle::ops::cuda::decode {
 
-template <int kRows>
+template <int kRows, bool kChanges>
 struct Multiplier {
   static constexpr int kBlocks = 32 / kWarps;  ///< Blocks of 32 of the depth, of a slot.
-  static constexpr int kPitchOfRows = kRowPitch<kRows>;
+  static constexpr int kPitchOfRows = kRowPitch<kRows, kChanges>;
   static constexpr int kWidePitch = 12;
 
-  Shared<kRows>& shared;
+  Shared<kRows, kChanges>& shared;
   Ring ring;
   float offset, eps;  ///< Parameters of the norms.
   int cta, thread, warp, lane, g, t;
+  const typename ChangesOf<kChanges>::Type& changes;
+  int layer = 0;
   int turn = 0;  ///< Number of the sums' copy.
   /// Rows of which this thread met a number that is not finite or does not fit into a word, a bit
   /// each.
@@ -142,6 +144,12 @@ struct Multiplier {
   template <int S>
   __device__ __forceinline__ void multiply(const uint4 (&w)[S][kBlocks],
                                            const uint4 (&x)[kBlocks]) {
+    put_products(w, x);
+    sync();
+  }
+  template <int S>
+  __device__ __forceinline__ void put_products(const uint4 (&w)[S][kBlocks],
+                                               const uint4 (&x)[kBlocks]) {
     constexpr int T = (S + 1) / 2;
     float c[T][4] = {};
 #pragma unroll
@@ -165,7 +173,6 @@ struct Multiplier {
       put(16 * s + g, c[s][0], c[s][1], kPitchOfRows);
       put(16 * s + 8 + g, c[s][2], c[s][3], kPitchOfRows);
     }
-    sync();
   }
 
   /// Products of 8 S columns with the normalised rows of a vector of the width, put into shared
@@ -180,10 +187,88 @@ struct Multiplier {
     multiply(w, x);
   }
 
+  /// The factors of a matrix of this layer by run.
+  __device__ __forceinline__ const SlotFactors& factors(int matrix, int run) const {
+    return shared.changes.factors[layer % kKnownLayers][matrix][run];
+  }
+  __device__ __forceinline__ int run_of(int row) const { return shared.changes.run_of_row[row]; }
+
+  /// Products with 8 rows of A, number `s` of this product's, put beside the others.
+  __device__ __forceinline__ void put_lows(int s, const uint4 (&a)[kBlocks],
+                                           const uint4 (&x)[kBlocks]) {
+    float c[2][4] = {};
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i) {
+      mma(c[0], a[i].x, 0, a[i].y, 0, x[i].x, x[i].y);
+      mma(c[1], a[i].z, 0, a[i].w, 0, x[i].z, x[i].w);
+    }
+    put(kLowColumn + 8 * s + g, c[0][0] + c[1][0], c[0][1] + c[1][1], kPitchOfRows);
+  }
+  /// Writes the CTA's pairs of lows [row][matrices] of matrices from `first` on, by the last 64
+  /// threads.
+  __device__ __forceinline__ void write_pairs(u32* to, int first, int matrices, u32 round) {
+    const int at = thread - (kThreads - 8 * kMostLows / 2), row = at / 8, place = at % 8;
+    const Part own = lows_of(changes, matrices, cta);
+    if (at < 0 || row >= kRows || place >= own.count) return;
+    const int words = changes.rank / 2;
+    const LowPair pair(own.first + place, matrices, words);
+    if (run_of(row) != pair.run) return;
+    const SlotFactors& f = factors(first + pair.matrix, pair.run);
+    const float scale = factor(row) * f.scale;
+    float v[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      v[i] = sum(row, kLowColumn + 2 * place + i) * scale;
+      if (2 * pair.word + i >= f.rank) v[i] = 0;
+      note(row, v[i]);
+    }
+    store_word(to + (row * (matrices == 2 ? 2 : 4) + pair.matrix) * words + pair.word,
+               make_word(v[0], v[1], round));
+  }
+
+  /// `narrow` with the lows of `matrices` matrices beside the columns.
+  template <int S>
+  __device__ __forceinline__ void narrow_with_lows(const void* norm_weights, const u32* vector,
+                                                   u32 round, int matrices) {
+    uint4 w[S][kBlocks], weights[kBlocks], x[kBlocks];
+    norm(weights, norm_weights);
+    take_columns(w);
+    rows(x, vector, kWidth / 2, round);
+    scale(x, weights);
+    put_products(w, x);
+    const int slots = (lows_of(changes, matrices, cta).count + 3) / 4;
+    for (int s = 0; s < slots; ++s) {
+      uint4 a[kBlocks];
+      release<kBlocks>(take(a), a);
+      put_lows(s, a, x);
+    }
+    sync();
+  }
+  /// The same where the lows are awaited at once: they are written, as write_pairs does, before the
+  /// columns are multiplied; the caller synchronises.
+  template <int S>
+  __device__ __forceinline__ void narrow_after_lows(const void* norm_weights, const u32* vector,
+                                                    u32 round, u32* to, int first) {
+    uint4 w[S][kBlocks], weights[kBlocks], x[kBlocks], a[kBlocks];
+    norm(weights, norm_weights);
+    take_columns(w);
+    const bool has = lows_of(changes, 2, cta).count > 0;
+    if (has) release<kBlocks>(take(a), a);
+    rows(x, vector, kWidth / 2, round);
+    scale(x, weights);
+    if (has) {
+      put_lows(0, a, x);
+      sync();
+      write_pairs(to, first, 2, round);
+    }
+    put_products(w, x);
+  }
+
   /// Products of 8 columns with a vector of 256 N numbers. A warp's blocks of the vector times
   /// factors() of its halves, for rows 2t and 2t + 1.
-  template <int N, class Factors>
-  __device__ __forceinline__ void wide(const u32* vector, u32 round, const Factors& factors) {
+  template <int N, class Lows, class Factors>
+  __device__ __forceinline__ void wide(const u32* vector, u32 round, const Lows& lows,
+                                       const Factors& factors) {
     constexpr int kFull = N / kBlocks, kLeft = N % kBlocks;
     uint4 w[N], x[N];
     int slots[kFull + 1];
@@ -195,7 +280,11 @@ struct Multiplier {
 #pragma unroll
     for (int s = 0; s < kFull; ++s) release<kBlocks>(slots[s], w + s * kBlocks);
     if constexpr (kLeft > 0) release<kLeft>(slots[kFull], w + kFull * kBlocks);
-    rows(x, vector, N * kWarps * 16, round);
+    float first[2] = {}, second[2] = {};
+    if constexpr (kChanges)
+      lows.template rows<N>(*this, x, vector, round, first, second);
+    else
+      rows(x, vector, N * kWarps * 16, round);
     float c[4][4] = {};
 #pragma unroll
     for (int i = 0; i < N; ++i) {
@@ -203,11 +292,103 @@ struct Multiplier {
       mma(c[half], w[i].x, 0, w[i].y, 0, x[i].x, x[i].y);
       mma(c[half + 1], w[i].z, 0, w[i].w, 0, x[i].z, x[i].w);
     }
-    float first[2] = {c[0][0] + c[1][0], c[0][1] + c[1][1]},
-          second[2] = {c[2][0] + c[3][0], c[2][1] + c[3][1]};
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float left = c[0][i] + c[1][i], right = c[2][i] + c[3][i];
+      first[i] = kChanges ? first[i] + left : left;
+      second[i] = kChanges ? second[i] + right : right;
+    }
     factors(first, second);
     put(g, first[0] + second[0], first[1] + second[1], kWidePitch);
     sync();
+  }
+};
+
+/// No changes of a wide product.
+struct NoLows {};
+
+/// The changes of a wide product, from parts of the lows [groups of parts][part][row]: a warp has
+/// every eighth group, of 8 parts and rows.
+template <int kRows, bool kPerHead>
+struct PartialLows {
+  static constexpr int kAll = kPerHead ? Shape::kDeltaHeads : (kCtas * kRows + 7) / 8;
+  static constexpr int kOwn = (kAll + kWarps - 1) / kWarps;  ///< Groups of a warp.
+  static_assert(!kPerHead || kOwn == 2);
+  const u32* words;
+  int matrix;
+
+  /// The vector, and what changes add to the sums of both of its halves.
+  template <int N>
+  __device__ __forceinline__ void rows(const Multiplier<kRows, true>& m, uint4 (&x)[N],
+                                       const u32* vector, u32 round, float (&first)[2],
+                                       float (&second)[2]) const {
+    constexpr int kBlocks = Multiplier<kRows, true>::kBlocks;
+    const int rank = m.changes.rank;
+    u32 b[kRows][2];
+    load(m, b, 0);
+    uint2 parts[kOwn];
+    const auto place = [&](int i, int from) {
+      const int column = (m.warp + i * kWarps) * 8 + m.g;
+      const bool has = kPerHead || column < kCtas * kRows;
+      return has ? column * (rank / 2) + from / 2 + 2 * m.t : -1;
+    };
+    await_both(
+        x, vector + m.g * (N * kWarps * 16) + 4 * m.t,
+        [&](int i) {
+          const int slot = i / kBlocks,
+                    per = (slot + 1) * kBlocks <= N ? kBlocks : N - slot * kBlocks;
+          return m.g < kRows ? slot * 512 + (m.warp * per + i % kBlocks) * 16 : -1;
+        },
+        parts, words, [&](int i) { return place(i, 0); }, round);
+    __syncwarp();
+    float d[2][4] = {};
+    multiply(m, d, b, parts);
+    for (int from = 16; from < rank; from += 16) {
+      load(m, b, from);
+      u32 none[1];
+      await_both(
+          parts, words, [&](int i) { return place(i, from); }, none, words, [](int) { return -1; },
+          round);
+      __syncwarp();
+      multiply(m, d, b, parts);
+    }
+    fold_parts<kRows>(d[0], first);
+    if constexpr (kPerHead) fold_parts<kRows>(d[1], second);
+  }
+
+ private:
+  /// The lane's ranks of B of the CTA's column g, by run.
+  __device__ __forceinline__ void load(const Multiplier<kRows, true>& m, u32 (&b)[kRows][2],
+                                       int from) const {
+#pragma unroll
+    for (int run = 0; run < kRows; ++run) {
+      b[run][0] = b[run][1] = 0;
+      if (run < m.changes.count)
+        load_ranks(b[run], m.factors(matrix, run), 8 * m.cta + m.g, from + 4 * m.t);
+    }
+  }
+  __device__ __forceinline__ void multiply(const Multiplier<kRows, true>& m, float (&d)[2][4],
+                                           const u32 (&b)[kRows][2],
+                                           const uint2 (&parts)[kOwn]) const {
+    uint2 low[2] = {parts[0], parts[kPerHead ? 1 : 0]};
+    if constexpr (!kPerHead) {
+      float sums[4] = {};
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) {
+        sums[0] += bf16_lo(parts[i].x), sums[1] += bf16_hi(parts[i].x);
+        sums[2] += bf16_lo(parts[i].y), sums[3] += bf16_hi(parts[i].y);
+      }
+      low[0] = make_uint2(pack_bf16(sums[0], sums[1]), pack_bf16(sums[2], sums[3]));
+    }
+    const int own = m.run_of(m.g % kRows);
+#pragma unroll
+    for (int run = 0; run < kRows; ++run) {
+      if (run >= m.changes.count) break;
+#pragma unroll
+      for (int half = 0; half < (kPerHead ? 2 : 1); ++half)
+        mma(d[half], b[run][0], 0, b[run][1], 0, own == run ? low[half].x : 0,
+            own == run ? low[half].y : 0);
+    }
   }
 };
 

@@ -62,6 +62,10 @@ __device__ __forceinline__ void clear(uint4& v) {
   v.x &= ~kRoundBit, v.y &= ~kRoundBit, v.z &= ~kRoundBit, v.w &= ~kRoundBit;
 }
 
+__device__ __forceinline__ void fill(u32& v, u32 word) { v = word; }
+__device__ __forceinline__ void fill(uint2& v, u32 word) { v = make_uint2(word, word); }
+__device__ __forceinline__ void fill(uint4& v, u32 word) { v = make_uint4(word, word, word, word); }
+
 /// Loads N vectors at base + offset(i) again and again until all are of the round.
 template <int N, class T, class Offset>
 __device__ __forceinline__ void await_words(T (&v)[N], const u32* base, u32 round,
@@ -83,6 +87,46 @@ __device__ __forceinline__ void await_words(T (&v)[N], const u32* base, u32 roun
   }
 #pragma unroll
   for (int i = 0; i < N; ++i) clear(v[i]);
+}
+
+/// Of two kinds of vectors at once; an offset below 0 is of a vector that is not wanted, 0.
+template <int N, class T, class Offset, int M, class U, class Other>
+__device__ __forceinline__ void await_both(T (&v)[N], const u32* base, const Offset& offset,
+                                           U (&w)[M], const u32* other_base, const Other& other,
+                                           u32 round) {
+  const u32 bit = (round & 1) << 30;
+  int looks = 0;
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    fill(v[i], bit);
+    if (offset(i) >= 0) load_words(v[i], base + offset(i));
+  }
+#pragma unroll
+  for (int i = 0; i < M; ++i) {
+    fill(w[i], bit);
+    if (other(i) >= 0) load_words(w[i], other_base + other(i));
+  }
+  for (;;) {
+    u32 bad = 0;
+#pragma unroll
+    for (int i = 0; i < N; ++i) bad |= differing(v[i], bit);
+#pragma unroll
+    for (int i = 0; i < M; ++i) bad |= differing(w[i], bit);
+    if (!bad) break;
+    if (++looks > kMostLooks) __trap();
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      if (differing(v[i], bit)) load_words(v[i], base + offset(i));
+    }
+#pragma unroll
+    for (int i = 0; i < M; ++i) {
+      if (differing(w[i], bit)) load_words(w[i], other_base + other(i));
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < N; ++i) clear(v[i]);
+#pragma unroll
+  for (int i = 0; i < M; ++i) clear(w[i]);
 }
 
 }  // namespace heddle::ops::cuda::decode

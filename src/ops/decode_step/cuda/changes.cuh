@@ -1,0 +1,220 @@
+// Low-rank changes of the products: which factors a run of rows has, and what their lows add.
+//
+// Lows travel as words beside the vectors. Those of products whose output other CTAs read are
+// columns of the product's tile, and who reads the output adds B times the low to the columns that
+// it reads. The wide products' lows are parts by the CTAs that make the input; the multiplying
+// warps add up those of their part of the input and multiply them by B.
+#pragma once
+
+#include "ops/cuda/reduce.cuh"
+#include "ops/decode_step/cuda/fragments.cuh"
+#include "ops/decode_step/cuda/layout.cuh"
+#include "ops/grouped_low_rank/cuda/slots.h"
+
+namespace heddle::ops::cuda::decode {
+
+/// A layer's matrices in tables of changes; the first four are those of DecodeStepLayer::inputs.
+enum Matrix { kOutput = 4, kGate, kUp, kDown, kMatrices };
+static_assert(kMatrices == DecodeStepChanges::kMatrices);
+
+/// Layers whose factors are known at a time: the loading warp is ahead by up to one.
+constexpr int kKnownLayers = 4;
+/// First column of the lows in the sums of a product.
+constexpr int kLowColumn = 64;
+constexpr int kMostLows = 16;  ///< Columns of lows that a CTA makes for one product.
+
+template <int kRows, bool kChanges>
+struct ChangesShared {};
+template <int kRows>
+struct ChangesShared<kRows, true> {
+  alignas(16) float mixed[128];                         ///< The mixer's output.
+  SlotFactors factors[kKnownLayers][kMatrices][kRows];  ///< By run; rank 0: no change.
+  SlotRun runs[kRows];
+  int run_of_row[kRows];
+};
+
+template <bool kChanges>
+struct ChangesOf {
+  struct Type {};
+};
+template <>
+struct ChangesOf<true> {
+  using Type = DecodeStepChanges;
+};
+
+/// Two columns of the lows of a product: ranks 2 `word` and one more of a matrix of a run.
+struct LowPair {
+  int run, matrix, word;
+  __device__ __forceinline__ LowPair(int number, int matrices, int words)
+      : run(number / words / matrices), matrix(number / words % matrices), word(number % words) {}
+};
+/// The pairs that a CTA makes.
+__device__ __forceinline__ Part lows_of(const DecodeStepChanges& changes, int matrices, int cta) {
+  return part_of(changes.count * matrices * (changes.rank / 2), cta);
+}
+
+__device__ __forceinline__ uint4 load_factor16(const void* from) {
+  uint4 v;
+  asm volatile("ld.global.nc.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(from));
+  return v;
+}
+__device__ __forceinline__ uint2 load_factor8(const void* from) {
+  uint2 v;
+  asm volatile("ld.global.nc.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(from));
+  return v;
+}
+__device__ __forceinline__ u32 load_factor4(const void* from) {
+  u32 v;
+  asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(v) : "l"(from));
+  return v;
+}
+__device__ __forceinline__ u32 load_factor2(const void* from) {
+  u32 v;
+  asm volatile("{.reg .u16 t; ld.global.nc.u16 t, [%1]; cvt.u32.u16 %0, t;}" : "=r"(v) : "l"(from));
+  return v;
+}
+
+/// Ranks `first` to `first` + 2 W - 1 of a row of B, zeros beyond the rank. Asked for here: a
+/// compiler that put the loads after a look for words would put them into the chain.
+template <int W>
+__device__ __forceinline__ void load_ranks(u32 (&v)[W], const SlotFactors& f, int row, int first) {
+  const int left = f.rank - first;
+  const bf16* const from =
+      static_cast<const bf16*>(f.b) + static_cast<int64_t>(row) * f.rank + first;
+  if (f.rank % (W >= 4 ? 8 : 4) == 0) {
+    if constexpr (W == 2) {
+      const uint2 pair = left > 0 ? load_factor8(from) : make_uint2(0, 0);
+      v[0] = pair.x, v[1] = pair.y;
+    } else {
+#pragma unroll
+      for (int i = 0; i < W; i += 4) {
+        const uint4 four = 2 * i < left ? load_factor16(from + 2 * i) : make_uint4(0, 0, 0, 0);
+        v[i] = four.x, v[i + 1] = four.y, v[i + 2] = four.z, v[i + 3] = four.w;
+      }
+    }
+    return;
+  }
+  // Rows begin anywhere: whole words around the numbers. B has an even number of them.
+  const int odd = reinterpret_cast<uintptr_t>(from) / 2 % 2;
+  u32 w[W + 1];
+#pragma unroll
+  for (int i = 0; i <= W; ++i) w[i] = 2 * i - odd < left ? load_factor4(from - odd + 2 * i) : 0;
+#pragma unroll
+  for (int i = 0; i < W; ++i) {
+    v[i] = __funnelshift_r(w[i], w[i + 1], 16 * odd);
+    if (2 * i + 1 >= left) v[i] = 2 * i < left ? v[i] & 0xffff : 0;
+  }
+}
+
+/// Of 16 ranks.
+__device__ __forceinline__ float dot(const u32 (&b)[8], const uint4& lo, const uint4& hi) {
+  const u32 low[8] = {lo.x, lo.y, lo.z, lo.w, hi.x, hi.y, hi.z, hi.w};
+  float even = 0, odd = 0;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    even += bf16_lo(b[i]) * bf16_lo(low[i]);
+    odd += bf16_hi(b[i]) * bf16_hi(low[i]);
+  }
+  return even + odd;
+}
+
+/// B of two neighbouring columns, and what they get from lows.
+struct ColumnPair {
+  u32 b[2][8];
+  __device__ __forceinline__ void load(const SlotFactors& f, int column, int first) {
+    load_ranks(b[0], f, column, first);
+    load_ranks(b[1], f, column + 1, first);
+  }
+  __device__ __forceinline__ float2 of(const uint4& lo, const uint4& hi) const {
+    return make_float2(dot(b[0], lo, hi), dot(b[1], lo, hi));
+  }
+};
+
+/// What a mixer's columns add to the lows of the output product: a group of lanes has two ranks, a
+/// lane four columns.
+template <int kRows>
+struct MixerLows {
+  static constexpr int kLanes = MixerPart<kRows>::kColumns / 4, kGroups = kThreads / kLanes;
+  const SlotFactors& f;
+  const bf16* a;  ///< The lane's columns.
+  int group;
+  uint2 first[2];
+
+  __device__ __forceinline__ MixerLows(const SlotFactors& f, int column, int thread)
+      : f(f),
+        a(static_cast<const bf16*>(f.a) + column + thread % kLanes * 4),
+        group(thread / kLanes) {
+    load(first, group);
+  }
+  __device__ __forceinline__ void load(uint2 (&v)[2], int word) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      v[i] = 2 * word + i < f.rank ? load_factor8(a + (2 * word + i) * kMixer) : make_uint2(0, 0);
+  }
+  /// note(x) of each before it becomes a word.
+  template <class Note>
+  __device__ __forceinline__ void write(const float (&o)[4], u32* to, int words, int thread,
+                                        u32 round, const Note& note) {
+    for (int word = group; word < words; word += kGroups) {
+      if (word != group) load(first, word);
+      float sums[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const uint2 v = first[i];
+        sums[i] = (o[0] * bf16_lo(v.x) + o[1] * bf16_hi(v.x)) +
+                  (o[2] * bf16_lo(v.y) + o[3] * bf16_hi(v.y));
+        sums[i] = lane_sum<kLanes>(sums[i]) * f.scale;
+      }
+      if (thread % kLanes == 0) {
+        note(sums[0]), note(sums[1]);
+        store_word(to + word, make_word(sums[0], sums[1], round));
+      }
+    }
+  }
+};
+
+/// Writes what a row's columns, one a lane, add to 16 lows; a: the lane's of A, two a word. note(x)
+/// of each before it becomes a word.
+template <class Note>
+__device__ __forceinline__ void write_lows(u32* to, float x, const u32 (&a)[8], u32 round, int lane,
+                                           const Note& note) {
+  float v[16];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) v[2 * i] = x * bf16_lo(a[i]), v[2 * i + 1] = x * bf16_hi(a[i]);
+#pragma unroll
+  for (int n = 8, d = 16; n > 0; n /= 2, d /= 2) {
+    const bool upper = lane & d;
+#pragma unroll
+    for (int i = 0; i < n; ++i) {
+      const float mine = upper ? v[i + n] : v[i], other = upper ? v[i] : v[i + n];
+      v[i] = mine + __shfl_xor_sync(~0u, other, d);
+    }
+  }
+  v[0] += __shfl_xor_sync(~0u, v[0], 1);
+  const float next = __shfl_xor_sync(~0u, v[0], 2);
+  note(v[0]);
+  if ((lane & 3) == 0) store_word(to + lane / 4, make_word(v[0], next, round));
+}
+
+/// Sums over the parts of a row of columns [part][row] of a product: rows 2t and 2t + 1 are right
+/// in the lanes that have them.
+template <int kRows>
+__device__ __forceinline__ void fold_parts(const float (&d)[4], float (&rows)[2]) {
+  rows[0] += [&] {
+    float v = kRows == 1 ? d[0] + d[1] : d[0];
+    if (kRows <= 2) v += __shfl_xor_sync(~0u, v, 1);
+    if (kRows <= 4) v += __shfl_xor_sync(~0u, v, 2);
+    return v;
+  }();
+  if (kRows == 1) return;
+  rows[1] += [&] {
+    float v = d[1];
+    if (kRows <= 2) v += __shfl_xor_sync(~0u, v, 1);
+    if (kRows <= 4) v += __shfl_xor_sync(~0u, v, 2);
+    return v;
+  }();
+}
+
+}  // namespace heddle::ops::cuda::decode

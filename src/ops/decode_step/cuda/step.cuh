@@ -1,0 +1,352 @@
+// One step of generation as one kernel: 132 CTAs, one a multiprocessor, a warp that brings weights
+// and 8 that multiply.
+//
+// The loading warp copies the CTA's columns of every matrix, layer after layer, through a ring of
+// slots (8 rows of 1024 of the matrix), and waits for nothing but free slots. The others take the
+// weights of a product into registers as they come, then look for the product's input, which other
+// CTAs write, then multiply.
+//
+// Every product and mixer ends in the words of the next one's input (words.cuh): no barrier of the
+// grid. A word of round n is written only by a CTA that has seen what all readers of round n - 1
+// wrote after they had read, so that one bit tells the rounds apart. The number of the step comes
+// from memory, where the first CTA raises it at the end: all CTAs have read it by then, because
+// they had a part in the last layer.
+//
+// The residual stream stays in fp32 in the registers of the threads that add to it.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+#include "ops/cuda/element.h"
+#include "ops/decode_step/cuda/attention.cuh"
+
+namespace heddle::ops::cuda::decode {
+
+/// What changes add to gate and up of a warp's row, a lane a pair of columns, and to the lows of
+/// the down product.
+template <int kRows>
+struct GatedChanges {
+  u32 b[2][8], a[8];
+  int column;       ///< The lane's of the inner vector.
+  bool has_column;  ///< The others repeat the last.
+
+  __device__ __forceinline__ void load(const Multiplier<kRows, true>& m, const Part& part) {
+    has_column = m.lane < 2 * part.count;
+    column = 2 * part.first + min(m.lane, 2 * part.count - 1);
+    load_b(m, 0);
+    load_a(m, 0);
+  }
+  __device__ __forceinline__ void load_b(const Multiplier<kRows, true>& m, int first) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      load_ranks(b[i], m.factors(kGate + i, m.run_of(m.warp)), column, first);
+  }
+  __device__ __forceinline__ void load_a(const Multiplier<kRows, true>& m, int first) {
+    const SlotFactors& f = m.factors(kDown, m.run_of(m.warp));
+    const bf16* const from = static_cast<const bf16*>(f.a) + column;
+    u32 v[16];
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      v[i] = 0;
+      if (has_column && first + i < f.rank) v[i] = load_factor2(from + (first + i) * kInner);
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) a[i] = v[2 * i] | v[2 * i + 1] << 16;
+  }
+  __device__ __forceinline__ void add(const Multiplier<kRows, true>& m, const u32* lows, u32 round,
+                                      float& gate, float& up) {
+    const int rank = m.changes.rank;
+    for (int first = 0; first < rank; first += 16) {
+      if (first > 0) load_b(m, first);
+      uint4 low[4];
+      await_words(low, lows + m.warp * rank, round,
+                  [&](int i) { return i / 2 * (rank / 2) + first / 2 + 4 * (i % 2); });
+      gate += kRead * dot(b[0], low[0], low[1]);
+      up += kRead * dot(b[1], low[2], low[3]);
+    }
+  }
+  __device__ __forceinline__ void write_lows_of(Multiplier<kRows, true>& m, u32* to, float y,
+                                                u32 round) {
+    const int words = m.changes.rank / 2;
+    const float scaled = y * m.factors(kDown, m.run_of(m.warp)).scale;
+    for (int first = 0; first < m.changes.rank; first += 16) {
+      if (first > 0) load_a(m, first);
+      write_lows(to + (m.cta * kRows + m.warp) * words + first / 2, scaled, a, round, m.lane,
+                 [&](float x) { m.note(m.warp, x); });
+    }
+  }
+};
+
+template <int kRows, bool kChanges>
+struct Step {
+  Multiplier<kRows, kChanges>& m;
+  const DecodeStepModel& model;
+  const DecodeStepRows& rows;
+  const Exchange& e;
+  float residual = 0;  ///< Place of a row and column that this thread adds to.
+
+  __device__ __forceinline__ bool is_wide() const { return m.cta < kWideCtas; }
+  __device__ __forceinline__ bool owns() const { return is_wide() && m.thread < 8 * kRows; }
+  __device__ __forceinline__ void write_residual(u32* to, u32 round) {
+    if (m.thread >= (8 * kRows + 31) / 32 * 32) return;
+    if (owns()) m.note(m.thread / 8, residual);
+    const float next = __shfl_down_sync(~0u, residual, 1);
+    if (owns() && m.thread % 2 == 0)
+      store_word(to + m.thread / 8 * (kWidth / 2) + 4 * m.cta + m.thread % 8 / 2,
+                 make_word(residual, next, round));
+  }
+  __device__ __forceinline__ void add_sums() {
+    if (owns()) residual += kRead * m.sum(m.thread / 8, m.thread % 8, m.kWidePitch);
+  }
+
+  /// Writes the products of the CTA's columns with the normalised residual, and its lows of
+  /// `matrices` matrices.
+  template <int S>
+  __device__ __forceinline__ void inputs(const DecodeStepLayer& layer, u32* to, int words,
+                                         [[maybe_unused]] u32* lows, [[maybe_unused]] int matrices,
+                                         const Rounds& round) {
+    if constexpr (kChanges) {
+      m.template narrow_with_lows<S>(layer.norm_mixer, e.residual, round.residual, matrices);
+      m.write_pairs(lows, 0, matrices, round.kind);
+    } else {
+      m.template narrow<S>(layer.norm_mixer, e.residual, round.residual);
+    }
+    const Part part = part_of(words, m.cta);
+    for (int i = m.thread; i < kRows * 64; i += kThreads) {
+      const int row = i / 64, column = i % 64;
+      const float v = m.sum(row, column) * m.factor(row);
+      if (column < 2 * part.count) m.note(row, v);
+      const float next = __shfl_down_sync(~0u, v, 1);
+      if (column % 2 == 0 && column < 2 * part.count)
+        store_word(to + row * words + part.first + column / 2, make_word(v, next, round.kind));
+    }
+    m.end();
+  }
+
+  template <bool kPerHead>
+  __device__ __forceinline__ auto partial_lows([[maybe_unused]] const u32* words,
+                                               [[maybe_unused]] int matrix) const {
+    if constexpr (kChanges)
+      return PartialLows<kRows, kPerHead>{words, matrix};
+    else
+      return NoLows{};
+  }
+
+  __device__ __forceinline__ void mlp(const DecodeStepLayer& layer, const Rounds& round,
+                                      const History& kept) {
+    // Gate and up: pairs of columns 0 to 27 and 28 to 55.
+    const Part part = part_of(kInner / 2, m.cta);
+    [[maybe_unused]] GatedChanges<kRows> changes;
+    if constexpr (kChanges) {
+      m.template narrow_after_lows<7>(layer.norm_mlp, e.middle, round.layer, e.low_gated, kGate);
+      if (m.warp < kRows) changes.load(m, part);
+      m.sync();
+    } else {
+      m.template narrow<7>(layer.norm_mlp, e.middle, round.layer);
+    }
+    for (int row = m.warp; row < kRows; row += kWarps) {
+      const float scale = m.factor(row);
+      const int pair = min(m.lane, 27);
+      float gate = m.sum(row, pair) * scale, up = m.sum(row, pair + 28) * scale;
+      if constexpr (kChanges) changes.add(m, e.low_gated, round.layer, gate, up);
+      const float y = gate / (1.f + __expf(-gate)) * up;
+      if (m.lane < 2 * part.count) m.note(row, y);
+      const float next = __shfl_down_sync(~0u, y, 1);
+      if (m.lane % 2 == 0 && m.lane < 2 * part.count)
+        store_word(e.inner + row * (kInner / 2) + part.first + m.lane / 2,
+                   make_word(y, next, round.layer));
+      if constexpr (kChanges) changes.write_lows_of(m, e.low_inner, y, round.layer);
+    }
+    m.end();
+    // All mixers of the layer are behind its residual, which this CTA has read.
+    if (kept.from != nullptr) kept.store();
+    if (!is_wide()) return;
+    m.template wide<kInner / 256>(e.inner, round.layer, partial_lows<false>(e.low_inner, kDown),
+                                  [](float(&)[2], float(&)[2]) {});
+    add_sums();
+    write_residual(e.residual, round.residual + 1);
+    m.end();
+  }
+
+  __device__ __forceinline__ void layer(int l, const Rounds& round) {
+    const DecodeStepLayer& layer = model.layer[l];
+    History kept{{}, nullptr};
+    const auto onto_residual = [&](const auto& factors) {
+      m.template wide<kMixer / 256>(e.mixed, round.layer, partial_lows<true>(e.low_mixed, kOutput),
+                                    factors);
+      add_sums();
+      write_residual(e.middle, round.layer);
+      m.end();
+    };
+    if (layer.is_attention) {
+      inputs<(2 * ((kAttentionInputs / 2 + kCtas - 1) / kCtas) + 7) / 8>(
+          layer, e.attention, kAttentionInputs / 2, e.low_attention, 3, round);
+      if (is_wide()) {
+        attend(m, layer, rows, e, round);
+        join(m, rows, e, round);
+        onto_residual([](float(&)[2], float(&)[2]) {});
+      }
+    } else {
+      inputs<8>(layer, e.inputs, kDeltaInputs / 2, e.low_inputs, 4, round);
+      if (is_wide()) {
+        kept = delta_net(m, layer, rows, e, round);
+        onto_residual([&](float(&first)[2], float(&second)[2]) {
+          apply_head_norm(m, e, round.kind, first, second);
+        });
+      }
+    }
+    mlp(layer, round, kept);
+  }
+
+  __device__ __forceinline__ void head(u32 round) {
+    uint4 weights[m.kBlocks], x[m.kBlocks];
+    m.norm(weights, model.norm);
+    m.rows(x, e.residual, kWidth / 2, round);
+    m.scale(x, weights);
+    m.sync();
+    float scales[(kRows * 64 + kThreads - 1) / kThreads];
+#pragma unroll
+    for (int i = 0; i * kThreads < kRows * 64; ++i)
+      scales[i] = m.factor(min((m.thread + i * kThreads) / 64, kRows - 1));
+    const Part part = part_of(model.vocabulary / 2, m.cta);
+    for (int c = 0; c < 2 * part.count; c += 64) {
+      uint4 w[8][m.kBlocks];
+      m.take_columns(w);
+      m.multiply(w, x);
+#pragma unroll
+      for (int i = 0; i * kThreads < kRows * 64; ++i) {
+        const int at = m.thread + i * kThreads, row = at / 64, column = at % 64;
+        if (at < kRows * 64 && c + column < 2 * part.count)
+          rows.logits[static_cast<int64_t>(row) * model.vocabulary + 2 * part.first + c + column] =
+              m.sum(row, column) * scales[i];
+      }
+      m.end();
+    }
+    // Words are finite: what was lost on the way is told by a logit of the row.
+    m.sync();
+    if (m.lost == 0) return;
+    for (int row = 0; row < kRows; ++row) {
+      if (m.lost >> row & 1)
+        rows.logits[static_cast<int64_t>(row) * model.vocabulary + 2 * part.first] = NAN;
+    }
+  }
+
+  __device__ HEDDLE_RUN void run() {
+    u32 step;
+    load_words(step, e.step);
+    if (owns())
+      residual =
+          number(model.embedding, rows.tokens[m.thread / 8] * kWidth + 8 * m.cta + m.thread % 8);
+    u32 attention = 0;  // layers
+    for (int l = 0; l < model.layers; ++l) attention += model.layer[l].is_attention;
+    const u32 layers = model.layers;
+    u32 delta_kind = step * (layers - attention), attention_kind = step * attention;
+    const u32 first = step * (layers + 1);
+    write_residual(e.residual, first);
+    for (u32 l = 0; l < layers; ++l) {
+      m.layer = static_cast<int>(l);
+      const u32 is_attention = model.layer[l].is_attention;
+      layer(static_cast<int>(l),
+            {is_attention ? attention_kind : delta_kind, step * layers + l, first + l});
+      attention_kind += is_attention, delta_kind += 1 - is_attention;
+    }
+    head(first + layers);
+    if (m.cta == 0 && m.thread == 0) *e.step = step + 1;
+  }
+};
+
+template <bool kChanges>
+struct Arguments {
+  DecodeStepModel model;
+  DecodeStepRows rows;
+  u32* exchange;
+  typename ChangesOf<kChanges>::Type changes;
+};
+
+template <int kRows, bool kChanges>
+__global__ void __launch_bounds__(kThreads + 128, 1)
+    step_kernel(const __grid_constant__ Arguments<kChanges> a) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  constexpr int kCount = kSlots<kRows, kChanges>;
+  extern __shared__ __align__(128) unsigned char memory[];
+  auto& shared = *reinterpret_cast<Shared<kRows, kChanges>*>(memory + kCount * kSlotBytes);
+  const Ring ring{smem_u32(memory), smem_u32(shared.full), smem_u32(shared.empty), kCount};
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kCount; ++i) {
+      mbar_init(ring.full + 8 * i, 1);
+      mbar_init(ring.empty + 8 * i, kWarps);
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  if constexpr (kChanges) {
+    const int run = static_cast<int>(threadIdx.x);
+    if (run < kRows) {
+      SlotRun own{-1, 0, 0, 0};
+      if (run < a.changes.count) own = a.changes.runs[run];
+      shared.changes.runs[run] = own;
+      for (int row = own.first; row < min(own.first + own.rows, kRows); ++row)
+        shared.changes.run_of_row[row] = run;
+    }
+  }
+  __syncthreads();
+  const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32,
+            cta = static_cast<int>(blockIdx.x);
+  if (warp >= kWarps) {
+    set_max_registers_down<64>();
+    if (warp == kWarps) {
+      u64 policy;
+      asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+      Loader<kRows, kChanges> loader{ring,    policy, lane,      cta,
+                                     a.model, a.rows, a.changes, shared.changes};
+      loader.run();
+    }
+  } else {
+    set_max_registers_up<216>();
+    Multiplier<kRows, kChanges> m{
+        shared,   ring,     a.model.norm_offset, a.model.eps, cta, thread, warp, lane, lane / 4,
+        lane % 4, a.changes};
+    const Exchange e(a.exchange);
+    Step<kRows, kChanges> step{m, a.model, a.rows, e};
+    step.run();
+  }
+#endif
+}
+
+template <int kRows, bool kChanges>
+void launch(const Arguments<kChanges>& a, cudaStream_t stream) {
+  constexpr int kCount = kSlots<kRows, kChanges>;
+  constexpr int kBytes = kCount * kSlotBytes + static_cast<int>(sizeof(Shared<kRows, kChanges>));
+  static_assert(kCount <= 16);
+  const auto kernel = step_kernel<kRows, kChanges>;
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  void* arguments[] = {const_cast<Arguments<kChanges>*>(&a)};
+  // All CTAs wait for each other.
+  const cudaError_t status =
+      cudaLaunchCooperativeKernel(reinterpret_cast<const void*>(kernel), dim3(kCtas),
+                                  dim3(kThreads + 128), arguments, kBytes, stream);
+  if (status != cudaSuccess)
+    throw std::runtime_error(std::string("decode_step: ") + cudaGetErrorString(status));
+}
+
+/// In a source of its own, so that the two are compiled side by side.
+void launch_changed(const Arguments<true>& a, cudaStream_t stream);
+
+template <bool kChanges>
+void launch_rows(const Arguments<kChanges>& a, cudaStream_t stream) {
+  switch (a.rows.rows) {
+    case 1:
+      return launch<1>(a, stream);
+    case 2:
+      return launch<2>(a, stream);
+    case 4:
+      return launch<4>(a, stream);
+    case 8:
+      return launch<8>(a, stream);
+    default:
+      throw std::invalid_argument("decode_step: " + std::to_string(a.rows.rows) +
+                                  " rows, the kernel takes 1, 2, 4 and 8");
+  }
+}
+
+}  // namespace heddle::ops::cuda::decode
