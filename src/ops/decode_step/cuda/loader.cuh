@@ -67,7 +67,7 @@ __device__ __forceinline__ void guarded_wait(u32 bar, u32 phase) {
         : "r"(bar), "r"(phase)
         : "memory");
     if (done) return;
-    if (looks > kMostLooks * 8) __trap();
+    if (looks > kMostLooks * 8) give_up();
   }
 }
 /// Place in the ring; the loading warp and the others go through the same slots in the same order.
@@ -258,6 +258,7 @@ struct Loader {
     for (int l = 0; l < model.layers; ++l) {
       const DecodeStepLayer& layer = model.layer[l];
       if constexpr (kChanges) {
+        forget_values(lane, cta);
         cp_async_wait<0>();
         __syncwarp();
         if (l + 1 < model.layers) ask_for_factors(l + 1);

@@ -249,14 +249,14 @@ struct Multiplier {
   template <int S>
   __device__ __forceinline__ void narrow_after_lows(const void* norm_weights, const u32* vector,
                                                     u32 round, u32* to, int first) {
-    uint4 w[S][kBlocks], weights[kBlocks], x[kBlocks], a[kBlocks];
+    uint4 w[S][kBlocks], weights[kBlocks], x[kBlocks];
     norm(weights, norm_weights);
     take_columns(w);
-    const bool has = lows_of(changes, 2, cta).count > 0;
-    if (has) release<kBlocks>(take(a), a);
     rows(x, vector, kWidth / 2, round);
     scale(x, weights);
-    if (has) {
+    if (lows_of(changes, 2, cta).count > 0) {
+      uint4 a[kBlocks];
+      release<kBlocks>(take(a), a);
       put_lows(0, a, x);
       sync();
       write_pairs(to, first, 2, round);

@@ -83,7 +83,7 @@ struct Step {
   Multiplier<kRows, kChanges>& m;
   const DecodeStepModel& model;
   const DecodeStepRows& rows;
-  const Exchange& e;
+  Exchange e;
   float residual = 0;  ///< Place of a row and column that this thread adds to.
 
   __device__ __forceinline__ bool is_wide() const { return m.cta < kWideCtas; }
@@ -232,7 +232,7 @@ struct Step {
     }
   }
 
-  __device__ HEDDLE_RUN void run() {
+  __device__ __forceinline__ void run() {
     u32 step;
     load_words(step, e.step);
     if (owns())
@@ -245,6 +245,10 @@ struct Step {
     const u32 first = step * (layers + 1);
     write_residual(e.residual, first);
     for (u32 l = 0; l < layers; ++l) {
+      // Or the compiler works out addresses of all layers before the first, and has no registers
+      // for them.
+      forget_values(m.thread, m.warp, m.lane, m.g, m.t, m.cta, e.step);
+      e = Exchange(e.step);
       m.layer = static_cast<int>(l);
       const u32 is_attention = model.layer[l].is_attention;
       layer(static_cast<int>(l),
@@ -302,7 +306,7 @@ __global__ void __launch_bounds__(kThreads + 128, 1)
       loader.run();
     }
   } else {
-    set_max_registers_up<216>();
+    set_max_registers_up<224>();
     Multiplier<kRows, kChanges> m{
         shared,   ring,     a.model.norm_offset, a.model.eps, cta, thread, warp, lane, lane / 4,
         lane % 4, a.changes};

@@ -14,6 +14,11 @@ constexpr float kStored = 0x1p-64f, kRead = 0x1p64f;
 constexpr float kLargest = 0x1p64f;
 /// A deadlock ends the program, after most of a minute: tools that look at each access are slow.
 constexpr int kMostLooks = 1 << 26;
+/// By a store to nowhere: a kernel with a trap in it gets no more registers from the compiler than
+/// it starts with, and spills.
+__device__ __forceinline__ void give_up() {
+  asm volatile("st.global.u32 [%0], %1;" ::"l"(u64{0}), "r"(0) : "memory");
+}
 
 __device__ __forceinline__ u32 make_word(float lo, float hi, u32 round) {
   constexpr float kMost = 1.9921875f;  // the largest bf16 below 2
@@ -79,7 +84,7 @@ __device__ __forceinline__ void await_words(T (&v)[N], const u32* base, u32 roun
 #pragma unroll
     for (int i = 0; i < N; ++i) bad |= differing(v[i], bit);
     if (!bad) break;
-    if (++looks > kMostLooks) __trap();
+    if (++looks > kMostLooks) give_up();
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       if (differing(v[i], bit)) load_words(v[i], base + offset(i));
@@ -113,7 +118,7 @@ __device__ __forceinline__ void await_both(T (&v)[N], const u32* base, const Off
 #pragma unroll
     for (int i = 0; i < M; ++i) bad |= differing(w[i], bit);
     if (!bad) break;
-    if (++looks > kMostLooks) __trap();
+    if (++looks > kMostLooks) give_up();
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       if (differing(v[i], bit)) load_words(v[i], base + offset(i));
