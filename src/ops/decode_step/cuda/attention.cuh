@@ -163,14 +163,15 @@ struct KeyReader {
 
 /// Queries of a key head's group, its key and value with their changes, a lane's 8 numbers of each:
 /// all threads have a part of them and hand it on.
-template <int kRows>
-__device__ __forceinline__ void await_changed_queries(Multiplier<kRows, true>& m,
-                                                      uint4 (&in)[kGroup + 2], const Exchange& e,
-                                                      int row, int head, u32 round) {
+template <class M>
+__device__ __forceinline__ void await_changed_queries(M& m, uint4 (&in)[kGroup + 2],
+                                                      const Exchange& e, int row, int head,
+                                                      u32 round) {
   constexpr int D = Shape::kHeadDim, N = (kGroup + 2) * D / 2 / kThreads;
   static_assert(N == 3 && 2 * kThreads == kGroup * D / 2);
   const int rank = m.changes.rank, run = m.run_of(row), thread = m.thread;
   const u32* const lows = e.low_attention + row * 4 * (rank / 2);
+  const bool has_lows = m.has(kOfAttention);
   // Two words of queries, one of the key or the value.
   const int last = 1 + thread / (D / 2);
   const auto place = [&](int i) {
@@ -181,6 +182,7 @@ __device__ __forceinline__ void await_changed_queries(Multiplier<kRows, true>& m
   const int first_column[N] = {2 * place(0), 2 * place(1), head * D + thread % (D / 2) * 2};
   u32 v[N];
   float2 sums[N] = {};
+#pragma unroll 1
   for (int first = 0; first < rank; first += 16) {
     ColumnPair b[N];
 #pragma unroll
@@ -188,13 +190,21 @@ __device__ __forceinline__ void await_changed_queries(Multiplier<kRows, true>& m
     uint4 low[4];
     await_both(
         v, e.attention + row * (kAttentionInputs / 2), place, low, lows,
-        [&](int i) { return (i < 2 ? 0 : last) * (rank / 2) + first / 2 + 4 * (i % 2); }, round);
+        [&](int i) {
+          return has_lows ? (i < 2 ? 0 : last) * (rank / 2) + first / 2 + 4 * (i % 2) : -1;
+        },
+        round);
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       const int which = i < 2 ? 0 : 2;
-      const float2 more = b[i].of(low[which], low[which + 1]);
-      sums[i].x += more.x, sums[i].y += more.y;
+      b[i].add(sums[i], low[which], low[which + 1]);
     }
+  }
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    const int matrix = i < 2 ? 0 : last;
+    ColumnPair::add_slowly(sums[i], m.factors(matrix, run), first_column[i],
+                           lows + matrix * (rank / 2));
   }
   u32* const shared = m.shared.queries.words;
 #pragma unroll
@@ -369,8 +379,10 @@ __device__ __forceinline__ void join(Multiplier<kRows, kChanges>& m, const Decod
     float2 change = make_float2(0, 0);
     if constexpr (kChanges) {
       const int rank = m.changes.rank;
-      change = await_changed(gate, inputs, place, m.factors(0, m.run_of(part.row)), 2 * place(0),
-                             e.low_attention + part.row * 4 * (rank / 2), round.kind, rank);
+      change =
+          await_changed(gate, inputs, place, m.factors(0, m.run_of(part.row)), 2 * place(0),
+                        m.has(kOfAttention) ? e.low_attention + part.row * 4 * (rank / 2) : nullptr,
+                        round.kind, rank);
     } else {
       await_words(gate, inputs, round.kind, place);
     }
@@ -394,12 +406,12 @@ __device__ __forceinline__ void join(Multiplier<kRows, kChanges>& m, const Decod
       if (m.thread < C) m.shared.changes.mixed[column] = y;
     }
   };
-  if constexpr (!kChanges) {
-    finish();
-  } else {
+  MixerLows<kRows> lows;
+  if (m.has(kOfOutput)) lows.begin(m.factors(kOutput, m.run_of(part.row)), part.column(), m.thread);
+  finish();
+  if constexpr (kChanges) {
+    if (!m.has(kOfOutput)) return;
     const int words = m.changes.rank / 2;
-    MixerLows<kRows> lows(m.factors(kOutput, m.run_of(part.row)), part.column(), m.thread);
-    finish();
     m.sync();
     const float4 y =
         reinterpret_cast<const float4*>(m.shared.changes.mixed)[m.thread % lows.kLanes];

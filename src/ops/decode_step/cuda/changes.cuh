@@ -17,6 +17,9 @@ namespace heddle::ops::cuda::decode {
 enum Matrix { kOutput = 4, kGate, kUp, kDown, kMatrices };
 static_assert(kMatrices == DecodeStepChanges::kMatrices);
 
+/// Vectors of lows; without changes of their matrices in any layer there are none of them.
+enum Group { kOfInputs = 1, kOfAttention = 2, kOfOutput = 4, kOfGated = 8, kOfDown = 16 };
+
 /// Layers whose factors are known at a time: the loading warp is ahead by up to one.
 constexpr int kKnownLayers = 4;
 /// First column of the lows in the sums of a product.
@@ -35,21 +38,32 @@ struct ChangesShared<kRows, true> {
 
 template <bool kChanges>
 struct ChangesOf {
-  struct Type {};
+  struct Type {
+    static constexpr int count = 0, rank = 16;
+    static constexpr unsigned groups = 0;
+  };
 };
 template <>
 struct ChangesOf<true> {
   using Type = DecodeStepChanges;
 };
 
-/// Two columns of the lows of a product: ranks 2 `word` and one more of a matrix of a run.
+/// Two columns of the lows of a product: ranks 2 `word` and one more of a matrix of a run. Of
+/// `words` words, a power of two, for each.
 struct LowPair {
   int run, matrix, word;
-  __device__ __forceinline__ LowPair(int number, int matrices, int words)
-      : run(number / words / matrices), matrix(number / words % matrices), word(number % words) {}
+  __device__ __forceinline__ LowPair(int number, int matrices, int words) {
+    word = number & (words - 1);
+    const int column = number >> (__ffs(words) - 1);
+    run = matrices == 4 ? column / 4 : matrices == 3 ? column / 3 : column / 2;
+    matrix = column - run * matrices;
+  }
 };
-/// The pairs that a CTA makes.
-__device__ __forceinline__ Part lows_of(const DecodeStepChanges& changes, int matrices, int cta) {
+/// The pairs that a CTA makes; none where there are no lows of the group.
+template <class Changes>
+__device__ __forceinline__ Part lows_of(const Changes& changes, unsigned group, int matrices,
+                                        int cta) {
+  if (!(changes.groups & group)) return {0, 0};
   return part_of(changes.count * matrices * (changes.rank / 2), cta);
 }
 
@@ -76,36 +90,52 @@ __device__ __forceinline__ u32 load_factor2(const void* from) {
   return v;
 }
 
-/// Ranks `first` to `first` + 2 W - 1 of a row of B, zeros beyond the rank. Asked for here: a
-/// compiler that put the loads after a look for words would put them into the chain.
-template <int W>
-__device__ __forceinline__ void load_ranks(u32 (&v)[W], const SlotFactors& f, int row, int first) {
+/// Whether rows of B of the rank begin on whole pieces of 16 ranks' halves.
+__device__ __forceinline__ bool has_whole_rows(const SlotFactors& f) { return f.rank % 8 == 0; }
+
+/// Ranks `first` to `first` + 15 of a row of B, zeros beyond the rank, and all zeros without whole
+/// rows. Asked for here: a compiler that put the loads after a look for words would put them into
+/// the chain.
+__device__ __forceinline__ void load_ranks(u32 (&v)[8], const SlotFactors& f, int row, int first) {
+  const int left = has_whole_rows(f) ? f.rank - first : 0;
+  const bf16* const from =
+      static_cast<const bf16*>(f.b) + static_cast<int64_t>(row) * f.rank + first;
+#pragma unroll
+  for (int i = 0; i < 8; i += 4) {
+    const uint4 four = 2 * i < left ? load_factor16(from + 2 * i) : make_uint4(0, 0, 0, 0);
+    v[i] = four.x, v[i + 1] = four.y, v[i + 2] = four.z, v[i + 3] = four.w;
+  }
+}
+/// Ranks `first` to `first` + 3, of any rank.
+__device__ __forceinline__ void load_ranks(u32 (&v)[2], const SlotFactors& f, int row, int first) {
   const int left = f.rank - first;
   const bf16* const from =
       static_cast<const bf16*>(f.b) + static_cast<int64_t>(row) * f.rank + first;
-  if (f.rank % (W >= 4 ? 8 : 4) == 0) {
-    if constexpr (W == 2) {
-      const uint2 pair = left > 0 ? load_factor8(from) : make_uint2(0, 0);
-      v[0] = pair.x, v[1] = pair.y;
-    } else {
-#pragma unroll
-      for (int i = 0; i < W; i += 4) {
-        const uint4 four = 2 * i < left ? load_factor16(from + 2 * i) : make_uint4(0, 0, 0, 0);
-        v[i] = four.x, v[i + 1] = four.y, v[i + 2] = four.z, v[i + 3] = four.w;
-      }
-    }
+  v[0] = v[1] = 0;
+  if (f.rank % 4 == 0) {
+    if (left <= 0) return;
+    const uint2 pair = load_factor8(from);
+    v[0] = pair.x, v[1] = pair.y;
     return;
   }
-  // Rows begin anywhere: whole words around the numbers. B has an even number of them.
-  const int odd = reinterpret_cast<uintptr_t>(from) / 2 % 2;
-  u32 w[W + 1];
 #pragma unroll
-  for (int i = 0; i <= W; ++i) w[i] = 2 * i - odd < left ? load_factor4(from - odd + 2 * i) : 0;
-#pragma unroll
-  for (int i = 0; i < W; ++i) {
-    v[i] = __funnelshift_r(w[i], w[i + 1], 16 * odd);
-    if (2 * i + 1 >= left) v[i] = 2 * i < left ? v[i] & 0xffff : 0;
+  for (int i = 0; i < 4; ++i) {
+    if (i < left) v[i / 2] |= load_factor2(from + i) << i % 2 * 16;
   }
+}
+
+/// What a column gets from lows, read again, where rows of B are not whole: slow and short.
+__device__ __forceinline__ float slow_change(const SlotFactors& f, int row, const u32* lows) {
+  float sum = 0;
+  const bf16* const from = static_cast<const bf16*>(f.b) + static_cast<int64_t>(row) * f.rank;
+#pragma unroll 1
+  for (int i = 0; i < f.rank; ++i) {
+    u32 low;
+    load_words(low, lows + i / 2);
+    clear(low);
+    sum += __bfloat162float(from[i]) * (i % 2 ? bf16_hi(low) : bf16_lo(low));
+  }
+  return sum;
 }
 
 /// Of 16 ranks.
@@ -127,8 +157,15 @@ struct ColumnPair {
     load_ranks(b[0], f, column, first);
     load_ranks(b[1], f, column + 1, first);
   }
-  __device__ __forceinline__ float2 of(const uint4& lo, const uint4& hi) const {
-    return make_float2(dot(b[0], lo, hi), dot(b[1], lo, hi));
+  __device__ __forceinline__ void add(float2& sums, const uint4& lo, const uint4& hi) const {
+    sums.x += dot(b[0], lo, hi), sums.y += dot(b[1], lo, hi);
+  }
+  /// Where the pair of rows of B is not whole, after the lows have been awaited.
+  static __device__ __forceinline__ void add_slowly(float2& sums, const SlotFactors& f, int column,
+                                                    const u32* lows) {
+    if (has_whole_rows(f)) return;
+#pragma unroll 1
+    for (int i = 0; i < 2; ++i) (i == 0 ? sums.x : sums.y) += slow_change(f, column + i, lows);
   }
 };
 
@@ -137,26 +174,27 @@ struct ColumnPair {
 template <int kRows>
 struct MixerLows {
   static constexpr int kLanes = MixerPart<kRows>::kColumns / 4, kGroups = kThreads / kLanes;
-  const SlotFactors& f;
   const bf16* a;  ///< The lane's columns.
-  int group;
+  int rank, group;
+  float scale;
   uint2 first[2];
 
-  __device__ __forceinline__ MixerLows(const SlotFactors& f, int column, int thread)
-      : f(f),
-        a(static_cast<const bf16*>(f.a) + column + thread % kLanes * 4),
-        group(thread / kLanes) {
+  __device__ __forceinline__ void begin(const SlotFactors& f, int column, int thread) {
+    a = static_cast<const bf16*>(f.a) + column + thread % kLanes * 4;
+    rank = f.rank, scale = f.scale;
+    group = thread / kLanes;
     load(first, group);
   }
   __device__ __forceinline__ void load(uint2 (&v)[2], int word) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i)
-      v[i] = 2 * word + i < f.rank ? load_factor8(a + (2 * word + i) * kMixer) : make_uint2(0, 0);
+      v[i] = 2 * word + i < rank ? load_factor8(a + (2 * word + i) * kMixer) : make_uint2(0, 0);
   }
   /// note(x) of each before it becomes a word.
   template <class Note>
   __device__ __forceinline__ void write(const float (&o)[4], u32* to, int words, int thread,
                                         u32 round, const Note& note) {
+#pragma unroll 1
     for (int word = group; word < words; word += kGroups) {
       if (word != group) load(first, word);
       float sums[2];
@@ -165,7 +203,7 @@ struct MixerLows {
         const uint2 v = first[i];
         sums[i] = (o[0] * bf16_lo(v.x) + o[1] * bf16_hi(v.x)) +
                   (o[2] * bf16_lo(v.y) + o[3] * bf16_hi(v.y));
-        sums[i] = lane_sum<kLanes>(sums[i]) * f.scale;
+        sums[i] = lane_sum<kLanes>(sums[i]) * scale;
       }
       if (thread % kLanes == 0) {
         note(sums[0]), note(sums[1]);

@@ -68,6 +68,7 @@ struct DecodeStepChanges {
   int rank = 0;                   ///< 16, 32 or 64, no less than any rank that a run has.
   /// Of DecodeStepLayer::inputs, out, gate, up, down [slots]; null: no set changes the matrix.
   const SlotFactors* slots[DecodeStepShape::kMostLayers][kMatrices] = {};
+  unsigned groups = 0;  ///< The kernel's own: which vectors of lows there are.
 };
 
 /// Whether this build has the kernel and the current device runs it.

@@ -48,22 +48,22 @@ struct History {
 
 /// Waits for a row's words at base + offset(i) and the lows of the matrix of which they begin with
 /// columns `column` and the next; returns what changes add to these two.
+/// Without `lows` nothing does.
 template <int N, class Offset>
 __device__ __forceinline__ float2 await_changed(u32 (&v)[N], const u32* base, const Offset& offset,
                                                 const SlotFactors& f, int column, const u32* lows,
                                                 u32 round, int rank) {
-  ColumnPair b;
-  b.load(f, column, 0);
-  uint4 low[2];
-  await_both(
-      v, base, offset, low, lows, [](int i) { return 4 * i; }, round);
-  float2 sums = b.of(low[0], low[1]);
-  for (int first = 16; first < rank; first += 16) {
+  float2 sums = make_float2(0, 0);
+#pragma unroll 1
+  for (int first = 0; first < rank; first += 16) {
+    ColumnPair b;
     b.load(f, column, first);
-    await_words(low, lows, round, [&](int i) { return first / 2 + 4 * i; });
-    const float2 more = b.of(low[0], low[1]);
-    sums.x += more.x, sums.y += more.y;
+    uint4 low[2];
+    await_both(
+        v, base, offset, low, lows, [&](int i) { return first / 2 + 4 * i; }, round);
+    b.add(sums, low[0], low[1]);
   }
+  ColumnPair::add_slowly(sums, f, column, lows);
   return sums;
 }
 /// The same for z, whose words come with those of b and a: a column of one of these matrices too,
@@ -78,18 +78,21 @@ __device__ __forceinline__ float2 await_changed_gates(u32 (&v)[3], const u32* ba
   ColumnPair b;
   u32 own[8];
   float2 sums = make_float2(0, 0);
+#pragma unroll 1
   for (int first = 0; first < rank; first += 16) {
     b.load(f, column, first);
     load_ranks(own, of_gate, head, first);
     uint4 low[4];
     const auto place = [&](int i) {
-      return (i < 2 ? 1 : matrix) * (rank / 2) + first / 2 + 4 * (i % 2);
+      return lows ? (i < 2 ? 1 : matrix) * (rank / 2) + first / 2 + 4 * (i % 2) : -1;
     };
     await_both(v, base, offset, low, lows, place, round);
-    const float2 more = b.of(low[0], low[1]);
-    sums.x += more.x, sums.y += more.y;
+    b.add(sums, low[0], low[1]);
     gate += dot(own, low[2], low[3]) * kRead;
   }
+  ColumnPair::add_slowly(sums, f, column, lows + rank / 2);
+  if (!has_whole_rows(of_gate))
+    gate += kRead * slow_change(of_gate, head, lows + matrix * (rank / 2));
   return sums;
 }
 
@@ -111,18 +114,10 @@ __device__ __forceinline__ History delta_net(Multiplier<kRows, kChanges>& m,
       layer.states + (slot * Shape::kDeltaHeads + part.head) * int64_t{128 * 128};
   gdn_step::StateTile<128, P::kColumns> state(own_state, part.part * P::kColumns, thread);
   const u32* const inputs = e.inputs + part.row * (kDeltaInputs / 2);
-  [[maybe_unused]] const u32* lows = nullptr;
-  [[maybe_unused]] int run = 0, low_words = 0;
-  if constexpr (kChanges) {
-    run = m.run_of(part.row), low_words = m.changes.rank / 2;
-    lows = e.low_inputs + part.row * 4 * low_words;
-  }
-  const auto out_lows = [&] {
-    if constexpr (kChanges)
-      return MixerLows<kRows>(m.factors(kOutput, run), part.column(), thread);
-    else
-      return NoLows{};
-  }();
+  const int run = m.run_of(part.row), low_words = m.changes.rank / 2;
+  const u32* const lows = m.has(kOfInputs) ? e.low_inputs + part.row * 4 * low_words : nullptr;
+  MixerLows<kRows> out_lows;
+  if (m.has(kOfOutput)) out_lows.begin(m.factors(kOutput, run), part.column(), thread);
 
   History kept{{}, nullptr};
   if (thread < kGates) {
@@ -189,7 +184,7 @@ __device__ __forceinline__ History delta_net(Multiplier<kRows, kChanges>& m,
   state.step(
       shared.step, f, shared.decay, shared.beta, v, [&] { m.sync(); },
       [&](const float4& step) {
-        if (!kChanges && m.warp > 0) return;
+        if (!m.has(kOfOutput) && m.warp > 0) return;
         float o[4] = {rounded(step.x), rounded(step.y), rounded(step.z), rounded(step.w)};
         float square = (o[0] * o[0] + o[1] * o[1]) + (o[2] * o[2] + o[3] * o[3]);
         square = lane_sum<kLanes>(square);
@@ -206,9 +201,8 @@ __device__ __forceinline__ History delta_net(Multiplier<kRows, kChanges>& m,
         if (P::kParts > 1 && thread == 0)
           store_word(e.squares + (part.row * Shape::kDeltaHeads + part.head) * 8 + part.part,
                      make_word(square, round.kind));
-        if constexpr (kChanges) {
-          auto own_lows = out_lows;
-          own_lows.write(o, e.low_mixed + part.place() * low_words, low_words, thread, round.layer,
+        if (m.has(kOfOutput)) {
+          out_lows.write(o, e.low_mixed + part.place() * low_words, low_words, thread, round.layer,
                          [&](float x) { m.note(part.row, x); });
         }
       });

@@ -12,6 +12,7 @@ namespace heddle::ops::cuda::decode {
 
 template <int kRows, bool kChanges>
 struct Multiplier {
+  static constexpr int kMostRows = kRows;
   static constexpr int kBlocks = 32 / kWarps;  ///< Blocks of 32 of the depth, of a slot.
   static constexpr int kPitchOfRows = kRowPitch<kRows, kChanges>;
   static constexpr int kWidePitch = 12;
@@ -187,11 +188,22 @@ struct Multiplier {
     multiply(w, x);
   }
 
+  /// Whether there are lows of the group.
+  __device__ __forceinline__ bool has(unsigned group) const { return changes.groups & group; }
+  // With changes:
   /// The factors of a matrix of this layer by run.
   __device__ __forceinline__ const SlotFactors& factors(int matrix, int run) const {
-    return shared.changes.factors[layer % kKnownLayers][matrix][run];
+    if constexpr (kChanges)
+      return shared.changes.factors[layer % kKnownLayers][matrix][run];
+    else
+      return *reinterpret_cast<const SlotFactors*>(&shared);
   }
-  __device__ __forceinline__ int run_of(int row) const { return shared.changes.run_of_row[row]; }
+  __device__ __forceinline__ int run_of(int row) const {
+    if constexpr (kChanges)
+      return shared.changes.run_of_row[row];
+    else
+      return 0;
+  }
 
   /// Products with 8 rows of A, number `s` of this product's, put beside the others.
   __device__ __forceinline__ void put_lows(int s, const uint4 (&a)[kBlocks],
@@ -206,9 +218,10 @@ struct Multiplier {
   }
   /// Writes the CTA's pairs of lows [row][matrices] of matrices from `first` on, by the last 64
   /// threads.
-  __device__ __forceinline__ void write_pairs(u32* to, int first, int matrices, u32 round) {
+  __device__ __forceinline__ void write_pairs(u32* to, unsigned group, int first, int matrices,
+                                              u32 round) {
     const int at = thread - (kThreads - 8 * kMostLows / 2), row = at / 8, place = at % 8;
-    const Part own = lows_of(changes, matrices, cta);
+    const Part own = lows_of(changes, group, matrices, cta);
     if (at < 0 || row >= kRows || place >= own.count) return;
     const int words = changes.rank / 2;
     const LowPair pair(own.first + place, matrices, words);
@@ -226,17 +239,18 @@ struct Multiplier {
                make_word(v[0], v[1], round));
   }
 
-  /// `narrow` with the lows of `matrices` matrices beside the columns.
+  /// `narrow` with the lows of a group of `matrices` matrices beside the columns, if there are any.
   template <int S>
   __device__ __forceinline__ void narrow_with_lows(const void* norm_weights, const u32* vector,
-                                                   u32 round, int matrices) {
+                                                   u32 round, unsigned group, int matrices) {
     uint4 w[S][kBlocks], weights[kBlocks], x[kBlocks];
     norm(weights, norm_weights);
     take_columns(w);
     rows(x, vector, kWidth / 2, round);
     scale(x, weights);
     put_products(w, x);
-    const int slots = (lows_of(changes, matrices, cta).count + 3) / 4;
+    const int slots = (lows_of(changes, group, matrices, cta).count + 3) / 4;
+#pragma unroll 1
     for (int s = 0; s < slots; ++s) {
       uint4 a[kBlocks];
       release<kBlocks>(take(a), a);
@@ -244,22 +258,22 @@ struct Multiplier {
     }
     sync();
   }
-  /// The same where the lows are awaited at once: they are written, as write_pairs does, before the
-  /// columns are multiplied; the caller synchronises.
+  /// The same for gate and up, whose lows are awaited at once: they are written before the columns
+  /// are multiplied, and the caller synchronises.
   template <int S>
   __device__ __forceinline__ void narrow_after_lows(const void* norm_weights, const u32* vector,
-                                                    u32 round, u32* to, int first) {
+                                                    u32 round, u32* to) {
     uint4 w[S][kBlocks], weights[kBlocks], x[kBlocks];
     norm(weights, norm_weights);
     take_columns(w);
     rows(x, vector, kWidth / 2, round);
     scale(x, weights);
-    if (lows_of(changes, 2, cta).count > 0) {
+    if (lows_of(changes, kOfGated, 2, cta).count > 0) {
       uint4 a[kBlocks];
       release<kBlocks>(take(a), a);
       put_lows(0, a, x);
       sync();
-      write_pairs(to, first, 2, round);
+      write_pairs(to, kOfGated, kGate, 2, round);
     }
     put_products(w, x);
   }
@@ -304,13 +318,11 @@ struct Multiplier {
   }
 };
 
-/// No changes of a wide product.
-struct NoLows {};
-
 /// The changes of a wide product, from parts of the lows [groups of parts][part][row]: a warp has
 /// every eighth group, of 8 parts and rows.
 template <int kRows, bool kPerHead>
 struct PartialLows {
+  static constexpr Group kGroup = kPerHead ? kOfOutput : kOfDown;
   static constexpr int kAll = kPerHead ? Shape::kDeltaHeads : (kCtas * kRows + 7) / 8;
   static constexpr int kOwn = (kAll + kWarps - 1) / kWarps;  ///< Groups of a warp.
   static_assert(!kPerHead || kOwn == 2);
@@ -318,18 +330,17 @@ struct PartialLows {
   int matrix;
 
   /// The vector, and what changes add to the sums of both of its halves.
-  template <int N>
-  __device__ __forceinline__ void rows(const Multiplier<kRows, true>& m, uint4 (&x)[N],
-                                       const u32* vector, u32 round, float (&first)[2],
-                                       float (&second)[2]) const {
-    constexpr int kBlocks = Multiplier<kRows, true>::kBlocks;
+  template <int N, class M>
+  __device__ __forceinline__ void rows(const M& m, uint4 (&x)[N], const u32* vector, u32 round,
+                                       float (&first)[2], float (&second)[2]) const {
+    constexpr int kBlocks = M::kBlocks;
     const int rank = m.changes.rank;
     u32 b[kRows][2];
     load(m, b, 0);
     uint2 parts[kOwn];
     const auto place = [&](int i, int from) {
       const int column = (m.warp + i * kWarps) * 8 + m.g;
-      const bool has = kPerHead || column < kCtas * kRows;
+      const bool has = m.has(kGroup) && (kPerHead || column < kCtas * kRows);
       return has ? column * (rank / 2) + from / 2 + 2 * m.t : -1;
     };
     await_both(
@@ -343,6 +354,7 @@ struct PartialLows {
     __syncwarp();
     float d[2][4] = {};
     multiply(m, d, b, parts);
+#pragma unroll 1
     for (int from = 16; from < rank; from += 16) {
       load(m, b, from);
       u32 none[1];
@@ -358,8 +370,8 @@ struct PartialLows {
 
  private:
   /// The lane's ranks of B of the CTA's column g, by run.
-  __device__ __forceinline__ void load(const Multiplier<kRows, true>& m, u32 (&b)[kRows][2],
-                                       int from) const {
+  template <class M>
+  __device__ __forceinline__ void load(const M& m, u32 (&b)[kRows][2], int from) const {
 #pragma unroll
     for (int run = 0; run < kRows; ++run) {
       b[run][0] = b[run][1] = 0;
@@ -367,8 +379,8 @@ struct PartialLows {
         load_ranks(b[run], m.factors(matrix, run), 8 * m.cta + m.g, from + 4 * m.t);
     }
   }
-  __device__ __forceinline__ void multiply(const Multiplier<kRows, true>& m, float (&d)[2][4],
-                                           const u32 (&b)[kRows][2],
+  template <class M>
+  __device__ __forceinline__ void multiply(const M& m, float (&d)[2][4], const u32 (&b)[kRows][2],
                                            const uint2 (&parts)[kOwn]) const {
     uint2 low[2] = {parts[0], parts[kPerHead ? 1 : 0]};
     if constexpr (!kPerHead) {

@@ -20,56 +20,71 @@
 
 #include "ops/cuda/element.h"
 #include "ops/decode_step/cuda/attention.cuh"
+#include "ops/decode_step/cuda/scout.cuh"
 
 namespace heddle::ops::cuda::decode {
 
 /// What changes add to gate and up of a warp's row, a lane a pair of columns, and to the lows of
 /// the down product.
-template <int kRows>
 struct GatedChanges {
   u32 b[2][8], a[8];
   int column;       ///< The lane's of the inner vector.
   bool has_column;  ///< The others repeat the last.
 
-  __device__ __forceinline__ void load(const Multiplier<kRows, true>& m, const Part& part) {
+  template <class M>
+  __device__ __forceinline__ void begin(const M& m, const Part& part) {
     has_column = m.lane < 2 * part.count;
     column = 2 * part.first + min(m.lane, 2 * part.count - 1);
-    load_b(m, 0);
-    load_a(m, 0);
   }
-  __device__ __forceinline__ void load_b(const Multiplier<kRows, true>& m, int first) {
+  template <class M>
+  __device__ __forceinline__ void load_b(const M& m, int first) {
 #pragma unroll
     for (int i = 0; i < 2; ++i)
       load_ranks(b[i], m.factors(kGate + i, m.run_of(m.warp)), column, first);
   }
-  __device__ __forceinline__ void load_a(const Multiplier<kRows, true>& m, int first) {
+  template <class M>
+  __device__ __forceinline__ void load_a(const M& m, int first) {
     const SlotFactors& f = m.factors(kDown, m.run_of(m.warp));
-    const bf16* const from = static_cast<const bf16*>(f.a) + column;
+    const bf16* const from = static_cast<const bf16*>(f.a) + column + first * kInner;
+    const int left = has_column ? f.rank - first : 0;
     u32 v[16];
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
       v[i] = 0;
-      if (has_column && first + i < f.rank) v[i] = load_factor2(from + (first + i) * kInner);
+      if (i < left) v[i] = load_factor2(from + i * kInner);
     }
 #pragma unroll
     for (int i = 0; i < 8; ++i) a[i] = v[2 * i] | v[2 * i + 1] << 16;
   }
-  __device__ __forceinline__ void add(const Multiplier<kRows, true>& m, const u32* lows, u32 round,
-                                      float& gate, float& up) {
+  template <class M>
+  __device__ __forceinline__ void add(const M& m, const u32* lows, u32 round, float& gate,
+                                      float& up) {
     const int rank = m.changes.rank;
+    lows += m.warp * rank;
+    float2 sums = make_float2(0, 0);
+#pragma unroll 1
     for (int first = 0; first < rank; first += 16) {
       if (first > 0) load_b(m, first);
       uint4 low[4];
-      await_words(low, lows + m.warp * rank, round,
+      await_words(low, lows, round,
                   [&](int i) { return i / 2 * (rank / 2) + first / 2 + 4 * (i % 2); });
-      gate += kRead * dot(b[0], low[0], low[1]);
-      up += kRead * dot(b[1], low[2], low[3]);
+      sums.x += dot(b[0], low[0], low[1]);
+      sums.y += dot(b[1], low[2], low[3]);
     }
+#pragma unroll 1
+    for (int i = 0; i < 2; ++i) {
+      const SlotFactors& f = m.factors(kGate + i, m.run_of(m.warp));
+      if (!has_whole_rows(f))
+        (i == 0 ? sums.x : sums.y) += slow_change(f, column, lows + i * (rank / 2));
+    }
+    gate += kRead * sums.x, up += kRead * sums.y;
   }
-  __device__ __forceinline__ void write_lows_of(Multiplier<kRows, true>& m, u32* to, float y,
-                                                u32 round) {
+  template <class M>
+  __device__ __forceinline__ void write_lows_of(M& m, u32* to, float y, u32 round) {
+    constexpr int kRows = M::kMostRows;
     const int words = m.changes.rank / 2;
     const float scaled = y * m.factors(kDown, m.run_of(m.warp)).scale;
+#pragma unroll 1
     for (int first = 0; first < m.changes.rank; first += 16) {
       if (first > 0) load_a(m, first);
       write_lows(to + (m.cta * kRows + m.warp) * words + first / 2, scaled, a, round, m.lane,
@@ -102,13 +117,13 @@ struct Step {
 
   /// Writes the products of the CTA's columns with the normalised residual, and its lows of
   /// `matrices` matrices.
-  template <int S>
+  template <int S, Group kGroup>
   __device__ __forceinline__ void inputs(const DecodeStepLayer& layer, u32* to, int words,
-                                         [[maybe_unused]] u32* lows, [[maybe_unused]] int matrices,
-                                         const Rounds& round) {
+                                         u32* lows, int matrices, const Rounds& round) {
     if constexpr (kChanges) {
-      m.template narrow_with_lows<S>(layer.norm_mixer, e.residual, round.residual, matrices);
-      m.write_pairs(lows, 0, matrices, round.kind);
+      m.template narrow_with_lows<S>(layer.norm_mixer, e.residual, round.residual, kGroup,
+                                     matrices);
+      m.write_pairs(lows, kGroup, 0, matrices, round.kind);
     } else {
       m.template narrow<S>(layer.norm_mixer, e.residual, round.residual);
     }
@@ -124,23 +139,15 @@ struct Step {
     m.end();
   }
 
-  template <bool kPerHead>
-  __device__ __forceinline__ auto partial_lows([[maybe_unused]] const u32* words,
-                                               [[maybe_unused]] int matrix) const {
-    if constexpr (kChanges)
-      return PartialLows<kRows, kPerHead>{words, matrix};
-    else
-      return NoLows{};
-  }
-
   __device__ __forceinline__ void mlp(const DecodeStepLayer& layer, const Rounds& round,
                                       const History& kept) {
     // Gate and up: pairs of columns 0 to 27 and 28 to 55.
     const Part part = part_of(kInner / 2, m.cta);
-    [[maybe_unused]] GatedChanges<kRows> changes;
+    GatedChanges changes;
+    changes.begin(m, part);
     if constexpr (kChanges) {
-      m.template narrow_after_lows<7>(layer.norm_mlp, e.middle, round.layer, e.low_gated, kGate);
-      if (m.warp < kRows) changes.load(m, part);
+      m.template narrow_after_lows<7>(layer.norm_mlp, e.middle, round.layer, e.low_gated);
+      if (m.warp < kRows) changes.load_b(m, 0), changes.load_a(m, 0);
       m.sync();
     } else {
       m.template narrow<7>(layer.norm_mlp, e.middle, round.layer);
@@ -149,20 +156,21 @@ struct Step {
       const float scale = m.factor(row);
       const int pair = min(m.lane, 27);
       float gate = m.sum(row, pair) * scale, up = m.sum(row, pair + 28) * scale;
-      if constexpr (kChanges) changes.add(m, e.low_gated, round.layer, gate, up);
+      if (m.has(kOfGated)) changes.add(m, e.low_gated, round.layer, gate, up);
       const float y = gate / (1.f + __expf(-gate)) * up;
       if (m.lane < 2 * part.count) m.note(row, y);
       const float next = __shfl_down_sync(~0u, y, 1);
       if (m.lane % 2 == 0 && m.lane < 2 * part.count)
         store_word(e.inner + row * (kInner / 2) + part.first + m.lane / 2,
                    make_word(y, next, round.layer));
-      if constexpr (kChanges) changes.write_lows_of(m, e.low_inner, y, round.layer);
+      if (m.has(kOfDown)) changes.write_lows_of(m, e.low_inner, y, round.layer);
     }
     m.end();
     // All mixers of the layer are behind its residual, which this CTA has read.
     if (kept.from != nullptr) kept.store();
     if (!is_wide()) return;
-    m.template wide<kInner / 256>(e.inner, round.layer, partial_lows<false>(e.low_inner, kDown),
+    m.template wide<kInner / 256>(e.inner, round.layer,
+                                  PartialLows<kRows, false>{e.low_inner, kDown},
                                   [](float(&)[2], float(&)[2]) {});
     add_sums();
     write_residual(e.residual, round.residual + 1);
@@ -173,14 +181,14 @@ struct Step {
     const DecodeStepLayer& layer = model.layer[l];
     History kept{{}, nullptr};
     const auto onto_residual = [&](const auto& factors) {
-      m.template wide<kMixer / 256>(e.mixed, round.layer, partial_lows<true>(e.low_mixed, kOutput),
-                                    factors);
+      m.template wide<kMixer / 256>(e.mixed, round.layer,
+                                    PartialLows<kRows, true>{e.low_mixed, kOutput}, factors);
       add_sums();
       write_residual(e.middle, round.layer);
       m.end();
     };
     if (layer.is_attention) {
-      inputs<(2 * ((kAttentionInputs / 2 + kCtas - 1) / kCtas) + 7) / 8>(
+      inputs<(2 * ((kAttentionInputs / 2 + kCtas - 1) / kCtas) + 7) / 8, kOfAttention>(
           layer, e.attention, kAttentionInputs / 2, e.low_attention, 3, round);
       if (is_wide()) {
         attend(m, layer, rows, e, round);
@@ -188,7 +196,7 @@ struct Step {
         onto_residual([](float(&)[2], float(&)[2]) {});
       }
     } else {
-      inputs<8>(layer, e.inputs, kDeltaInputs / 2, e.low_inputs, 4, round);
+      inputs<8, kOfInputs>(layer, e.inputs, kDeltaInputs / 2, e.low_inputs, 4, round);
       if (is_wide()) {
         kept = delta_net(m, layer, rows, e, round);
         onto_residual([&](float(&first)[2], float(&second)[2]) {
@@ -297,16 +305,18 @@ __global__ void __launch_bounds__(kThreads + 128, 1)
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32,
             cta = static_cast<int>(blockIdx.x);
   if (warp >= kWarps) {
-    set_max_registers_down<64>();
-    if (warp == kWarps) {
+    set_max_registers_down<72>();
+    if (warp == kWarps + 1) {
+      Scout<kRows, kChanges> scout{lane, cta, a.model, a.rows, a.changes, shared.changes};
+      scout.run();
+    } else if (warp == kWarps) {
       u64 policy;
       asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-      Loader<kRows, kChanges> loader{ring,    policy, lane,      cta,
-                                     a.model, a.rows, a.changes, shared.changes};
+      Loader<kRows, kChanges> loader{ring, policy, lane, cta, a.model, a.changes, shared.changes};
       loader.run();
     }
   } else {
-    set_max_registers_up<224>();
+    set_max_registers_up<216>();
     Multiplier<kRows, kChanges> m{
         shared,   ring,     a.model.norm_offset, a.model.eps, cta, thread, warp, lane, lane / 4,
         lane % 4, a.changes};

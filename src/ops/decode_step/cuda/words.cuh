@@ -71,24 +71,30 @@ __device__ __forceinline__ void fill(u32& v, u32 word) { v = word; }
 __device__ __forceinline__ void fill(uint2& v, u32 word) { v = make_uint2(word, word); }
 __device__ __forceinline__ void fill(uint4& v, u32 word) { v = make_uint4(word, word, word, word); }
 
-/// Loads N vectors at base + offset(i) again and again until all are of the round.
+/// Loads those of N vectors at base + offset(i) that are not of the round; whether one was not.
+template <int N, class T, class Offset>
+__device__ __forceinline__ bool look(T (&v)[N], const u32* base, u32 bit, const Offset& offset) {
+  u32 bad = 0;
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    const u32 differs = differing(v[i], bit);
+    if (differs) load_words(v[i], base + offset(i));
+    bad |= differs;
+  }
+  return bad != 0;
+}
+
+/// Loads N vectors at base + offset(i) again and again until all are of the round. One copy of the
+/// loads in the code, as what a layer runs through hardly fits into the instruction cache.
 template <int N, class T, class Offset>
 __device__ __forceinline__ void await_words(T (&v)[N], const u32* base, u32 round,
                                             const Offset& offset) {
   const u32 bit = (round & 1) << 30;
-  int looks = 0;
 #pragma unroll
-  for (int i = 0; i < N; ++i) load_words(v[i], base + offset(i));
-  for (;;) {
-    u32 bad = 0;
-#pragma unroll
-    for (int i = 0; i < N; ++i) bad |= differing(v[i], bit);
-    if (!bad) break;
-    if (++looks > kMostLooks) give_up();
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      if (differing(v[i], bit)) load_words(v[i], base + offset(i));
-    }
+  for (int i = 0; i < N; ++i) fill(v[i], ~bit);
+#pragma unroll 1
+  for (int looks = 0; look(v, base, bit, offset); ++looks) {
+    if (looks > kMostLooks) give_up();
   }
 #pragma unroll
   for (int i = 0; i < N; ++i) clear(v[i]);
@@ -100,33 +106,15 @@ __device__ __forceinline__ void await_both(T (&v)[N], const u32* base, const Off
                                            U (&w)[M], const u32* other_base, const Other& other,
                                            u32 round) {
   const u32 bit = (round & 1) << 30;
-  int looks = 0;
 #pragma unroll
-  for (int i = 0; i < N; ++i) {
-    fill(v[i], bit);
-    if (offset(i) >= 0) load_words(v[i], base + offset(i));
-  }
+  for (int i = 0; i < N; ++i) fill(v[i], offset(i) < 0 ? bit : ~bit);
 #pragma unroll
-  for (int i = 0; i < M; ++i) {
-    fill(w[i], bit);
-    if (other(i) >= 0) load_words(w[i], other_base + other(i));
-  }
-  for (;;) {
-    u32 bad = 0;
-#pragma unroll
-    for (int i = 0; i < N; ++i) bad |= differing(v[i], bit);
-#pragma unroll
-    for (int i = 0; i < M; ++i) bad |= differing(w[i], bit);
-    if (!bad) break;
-    if (++looks > kMostLooks) give_up();
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      if (differing(v[i], bit)) load_words(v[i], base + offset(i));
-    }
-#pragma unroll
-    for (int i = 0; i < M; ++i) {
-      if (differing(w[i], bit)) load_words(w[i], other_base + other(i));
-    }
+  for (int i = 0; i < M; ++i) fill(w[i], other(i) < 0 ? bit : ~bit);
+#pragma unroll 1
+  for (int looks = 0;; ++looks) {
+    const bool first = look(v, base, bit, offset), second = look(w, other_base, bit, other);
+    if (!first && !second) break;
+    if (looks > kMostLooks) give_up();
   }
 #pragma unroll
   for (int i = 0; i < N; ++i) clear(v[i]);
