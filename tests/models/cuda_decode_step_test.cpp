@@ -94,7 +94,7 @@ TEST_F(GpuSpoiltDecodeStep, WeightsEndWithAnError) {
 TEST_F(GpuSpoiltDecodeStep, FactorsEndWithAnError) {
   const std::string name = "8 all-linear";
   std::map<std::string, at::Tensor> factors;
-  dynamic_cast<const adapters::LoraSet&>(*set(*one_, name)->set)
+  static_cast<const adapters::LoraSet&>(*set(*one_, name)->set)
       .visit_parameters([&](nn::Parameter& parameter) {
         if (is_of_two_layers(parameter.name())) factors[parameter.name()] = parameter.data();
       });

@@ -4,6 +4,7 @@
 //   heddle_decode_step time [STEPS]
 // With changes by adapters, in all cases below or in one:
 //   heddle_decode_step adapters [ROWS]
+//   heddle_decode_step parts [STEPS]    times those of some matrices alone
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -225,11 +226,36 @@ void time_steps(int steps) {
   }
 }
 
+/// What changes of some matrices alone cost a step.
+void time_parts(int steps) {
+  const CacheSizes sizes{16, 8 * 140};
+  const int vocabulary = 248320;
+  const DecodeStepModel m = make_model(24, vocabulary, sizes);
+  const Exchange exchange;
+  const std::pair<const char*, unsigned> parts[] = {
+      {"all", 0xff}, {"inputs", 0x0f}, {"output", 0x10}, {"gate and up", 0x60}, {"down", 0x80}};
+  for (const int rows : {1, 8}) {
+    const Sequences s(rows, std::vector<int64_t>(static_cast<size_t>(rows), 128), sizes, vocabulary,
+                      4200);
+    std::printf("%d rows: %.1f us a step", rows, time_us(m, s.step(), exchange, steps));
+    for (const auto& [name, matrices] : parts) {
+      const Adapters adapters(m, rows, {name, {0}, {16}, matrices});
+      std::printf(", %s %.1f", name, time_us(m, s.step(), exchange, steps, &adapters.changes));
+    }
+    std::printf("\n");
+    std::fflush(stdout);
+  }
+}
+
 int run(int count, char** arguments) {
   const std::string what = count > 1 ? arguments[1] : "check";
   const int number = count > 2 ? std::atoi(arguments[2]) : 0;
   if (what == "time") {
     time_steps(number ? number : 50);
+    return 0;
+  }
+  if (what == "parts") {
+    time_parts(number ? number : 50);
     return 0;
   }
   if (what == "short")

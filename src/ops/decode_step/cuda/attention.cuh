@@ -170,7 +170,7 @@ __device__ __forceinline__ void await_changed_queries(M& m, uint4 (&in)[kGroup +
   constexpr int D = Shape::kHeadDim, N = (kGroup + 2) * D / 2 / kThreads;
   static_assert(N == 3 && 2 * kThreads == kGroup * D / 2);
   const int rank = m.changes.rank, run = m.run_of(row), thread = m.thread;
-  const u32* const lows = e.low_attention + row * 4 * (rank / 2);
+  const u32* const lows = m.own_lows(e.low_attention, row, 4);
   const bool has_lows = m.has(kOfAttention);
   // Two words of queries, one of the key or the value.
   const int last = 1 + thread / (D / 2);
@@ -379,10 +379,9 @@ __device__ __forceinline__ void join(Multiplier<kRows, kChanges>& m, const Decod
     float2 change = make_float2(0, 0);
     if constexpr (kChanges) {
       const int rank = m.changes.rank;
-      change =
-          await_changed(gate, inputs, place, m.factors(0, m.run_of(part.row)), 2 * place(0),
-                        m.has(kOfAttention) ? e.low_attention + part.row * 4 * (rank / 2) : nullptr,
-                        round.kind, rank);
+      change = await_changed(gate, inputs, place, m.factors(0, m.run_of(part.row)), 2 * place(0),
+                             m.own_lows(e.low_attention, part.row, 4), m.has(kOfAttention),
+                             round.kind, rank);
     } else {
       await_words(gate, inputs, round.kind, place);
     }

@@ -47,20 +47,19 @@ struct History {
 };
 
 /// Waits for a row's words at base + offset(i) and the lows of the matrix of which they begin with
-/// columns `column` and the next; returns what changes add to these two.
-/// Without `lows` nothing does.
+/// columns `column` and the next, if there are any; returns what changes add to these two.
 template <int N, class Offset>
 __device__ __forceinline__ float2 await_changed(u32 (&v)[N], const u32* base, const Offset& offset,
                                                 const SlotFactors& f, int column, const u32* lows,
-                                                u32 round, int rank) {
+                                                bool has_lows, u32 round, int rank) {
   float2 sums = make_float2(0, 0);
 #pragma unroll 1
   for (int first = 0; first < rank; first += 16) {
     ColumnPair b;
     b.load(f, column, first);
     uint4 low[2];
-    await_both(
-        v, base, offset, low, lows, [&](int i) { return first / 2 + 4 * i; }, round);
+    const auto place = [&](int i) { return has_lows ? first / 2 + 4 * i : -1; };
+    await_both(v, base, offset, low, lows, place, round);
     b.add(sums, low[0], low[1]);
   }
   ColumnPair::add_slowly(sums, f, column, lows);
@@ -72,7 +71,8 @@ template <class Offset, class M>
 __device__ __forceinline__ float2 await_changed_gates(u32 (&v)[3], const u32* base,
                                                       const Offset& offset, const M& m, int run,
                                                       int column, int matrix, int head,
-                                                      const u32* lows, u32 round, float& gate) {
+                                                      const u32* lows, bool has_lows, u32 round,
+                                                      float& gate) {
   const int rank = m.changes.rank;
   const SlotFactors &f = m.factors(1, run), &of_gate = m.factors(matrix, run);
   ColumnPair b;
@@ -84,7 +84,7 @@ __device__ __forceinline__ float2 await_changed_gates(u32 (&v)[3], const u32* ba
     load_ranks(own, of_gate, head, first);
     uint4 low[4];
     const auto place = [&](int i) {
-      return lows ? (i < 2 ? 1 : matrix) * (rank / 2) + first / 2 + 4 * (i % 2) : -1;
+      return has_lows ? (i < 2 ? 1 : matrix) * (rank / 2) + first / 2 + 4 * (i % 2) : -1;
     };
     await_both(v, base, offset, low, lows, place, round);
     b.add(sums, low[0], low[1]);
@@ -115,7 +115,8 @@ __device__ __forceinline__ History delta_net(Multiplier<kRows, kChanges>& m,
   gdn_step::StateTile<128, P::kColumns> state(own_state, part.part * P::kColumns, thread);
   const u32* const inputs = e.inputs + part.row * (kDeltaInputs / 2);
   const int run = m.run_of(part.row), low_words = m.changes.rank / 2;
-  const u32* const lows = m.has(kOfInputs) ? e.low_inputs + part.row * 4 * low_words : nullptr;
+  const u32* const lows = m.own_lows(e.low_inputs, part.row, 4);
+  const bool has_lows = m.has(kOfInputs);
   MixerLows<kRows> out_lows;
   if (m.has(kOfOutput)) out_lows.begin(m.factors(kOutput, run), part.column(), thread);
 
@@ -132,8 +133,8 @@ __device__ __forceinline__ History delta_net(Multiplier<kRows, kChanges>& m,
       float2 change = make_float2(0, 0);
       if constexpr (kChanges)
         change = await_changed(
-            v, inputs, [&](int) { return word; }, m.factors(0, run), 2 * word, lows, round.kind,
-            m.changes.rank);
+            v, inputs, [&](int) { return word; }, m.factors(0, run), 2 * word, lows, has_lows,
+            round.kind, m.changes.rank);
       else
         await_words(v, inputs, round.kind, [&](int) { return word; });
       const u32 now =
@@ -164,7 +165,7 @@ __device__ __forceinline__ History delta_net(Multiplier<kRows, kChanges>& m,
     float gate_change = 0;  // of b in the first thread, of a in the second
     if constexpr (kChanges)
       change = await_changed_gates(v, inputs, place, m, run, part.column() + 2 * (has ? own : 0),
-                                   2 + own % 2, part.head, lows, round.kind, gate_change);
+                                   2 + own % 2, part.head, lows, has_lows, round.kind, gate_change);
     else
       await_words(v, inputs, round.kind, place);
     if (own == (kChanges ? 1 : 0))

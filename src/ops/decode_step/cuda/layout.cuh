@@ -66,6 +66,10 @@ struct KeyPart {
   }
 };
 
+/// Copies of the lows that all CTAs read whole, times the rows: looks of all warps of all CTAs at
+/// one place make each other wait, and who writes there too.
+constexpr int kLowCopies = 16;
+
 /// Vectors between CTAs, [row][words] unless said otherwise, see words.cuh.
 struct Exchange {
   u32* step;                ///< Steps so far.
@@ -75,8 +79,8 @@ struct Exchange {
   u32* outputs;  ///< Floats [row][key head][part][query head][head_dim]: attention, not divided.
   u32* sums;     ///< Floats [row][key head][part][query head][2]: largest score, sum.
   // Lows of changes, rank / 2 words each. By matrix: inputs of the mixers, gate and up.
-  u32 *low_inputs, *low_attention;  ///< [row][4]
-  u32* low_gated;                   ///< [row][2]
+  u32 *low_inputs, *low_attention;  ///< [copy][row][4]
+  u32* low_gated;                   ///< [copy][row][2]
   // What columns of the wide products' inputs add to them.
   u32* low_mixed;  ///< [head of 128][part][row]
   u32* low_inner;  ///< [CTA][row]
@@ -86,7 +90,7 @@ struct Exchange {
   static constexpr int64_t kKeyParts = int64_t{kWideCtas} * kGroup;
   static constexpr int64_t kLow = DecodeStepChanges::kMostRank / 2;
   static constexpr int64_t kLows =
-      kLow * (Shape::kMostRows * 10 + Shape::kDeltaHeads * 8 + kCtas * Shape::kMostRows);
+      kLow * (kLowCopies * 10 + Shape::kDeltaHeads * 8 + kCtas * Shape::kMostRows);
   static constexpr int64_t kWords =
       kDecodeStepHead + Shape::kMostRows * kEach + kKeyParts * (Shape::kHeadDim + 2) + kLows;
 
@@ -107,9 +111,9 @@ struct Exchange {
     squares = take(kRows * Shape::kDeltaHeads * 8);
     outputs = take(kKeyParts * Shape::kHeadDim);
     sums = take(kKeyParts * 2);
-    low_inputs = take(kRows * 4 * kLow);
-    low_attention = take(kRows * 4 * kLow);
-    low_gated = take(kRows * 2 * kLow);
+    low_inputs = take(kLowCopies * 4 * kLow);
+    low_attention = take(kLowCopies * 4 * kLow);
+    low_gated = take(kLowCopies * 2 * kLow);
     low_mixed = take(int64_t{Shape::kDeltaHeads} * 8 * kLow);
     low_inner = take(kCtas * kRows * kLow);
   }

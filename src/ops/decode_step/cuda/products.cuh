@@ -216,8 +216,16 @@ struct Multiplier {
     }
     put(kLowColumn + 8 * s + g, c[0][0] + c[1][0], c[0][1] + c[1][1], kPitchOfRows);
   }
-  /// Writes the CTA's pairs of lows [row][matrices] of matrices from `first` on, by the last 64
-  /// threads.
+  /// The row's lows of `matrices` matrices.
+  __device__ __forceinline__ u32* lows_at(u32* lows, int copy, int row, int matrices) const {
+    return lows + (copy * kRows + row) * (matrices == 2 ? 2 : 4) * (changes.rank / 2);
+  }
+  /// In the copy that this CTA reads.
+  __device__ __forceinline__ const u32* own_lows(u32* lows, int row, int matrices) const {
+    return lows_at(lows, cta / 8 % (kLowCopies / kRows), row, matrices);
+  }
+  /// Writes the CTA's pairs of lows [copy][row][matrices] of matrices from `first` on, by the last
+  /// 64 threads.
   __device__ __forceinline__ void write_pairs(u32* to, unsigned group, int first, int matrices,
                                               u32 round) {
     const int at = thread - (kThreads - 8 * kMostLows / 2), row = at / 8, place = at % 8;
@@ -235,8 +243,10 @@ struct Multiplier {
       if (2 * pair.word + i >= f.rank) v[i] = 0;
       note(row, v[i]);
     }
-    store_word(to + (row * (matrices == 2 ? 2 : 4) + pair.matrix) * words + pair.word,
-               make_word(v[0], v[1], round));
+    const u32 both = make_word(v[0], v[1], round);
+#pragma unroll
+    for (int copy = 0; copy < kLowCopies / kRows; ++copy)
+      store_word(lows_at(to, copy, row, matrices) + pair.matrix * words + pair.word, both);
   }
 
   /// `narrow` with the lows of a group of `matrices` matrices beside the columns, if there are any.

@@ -57,10 +57,9 @@ struct GatedChanges {
     for (int i = 0; i < 8; ++i) a[i] = v[2 * i] | v[2 * i + 1] << 16;
   }
   template <class M>
-  __device__ __forceinline__ void add(const M& m, const u32* lows, u32 round, float& gate,
-                                      float& up) {
+  __device__ __forceinline__ void add(const M& m, u32* all, u32 round, float& gate, float& up) {
     const int rank = m.changes.rank;
-    lows += m.warp * rank;
+    const u32* const lows = m.own_lows(all, m.warp, 2);
     float2 sums = make_float2(0, 0);
 #pragma unroll 1
     for (int first = 0; first < rank; first += 16) {
