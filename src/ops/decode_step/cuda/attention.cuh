@@ -378,10 +378,11 @@ __device__ __forceinline__ void join(Multiplier<kRows, kChanges>& m, const Decod
     const auto place = [&](int) { return head * D + D / 2 + at % D / 2; };
     float2 change = make_float2(0, 0);
     if constexpr (kChanges) {
-      const int rank = m.changes.rank;
-      change = await_changed(gate, inputs, place, m.factors(0, m.run_of(part.row)), 2 * place(0),
-                             m.own_lows(e.low_attention, part.row, 4), m.has(kOfAttention),
-                             round.kind, rank);
+      u32 v[2];
+      change = await_changed(m, v, inputs, place(0), 0, 2 * place(0),
+                             m.own_lows(e.low_attention, part.row, 4), kOfAttention,
+                             m.run_of(part.row), round.kind);
+      gate[0] = v[0];
     } else {
       await_words(gate, inputs, round.kind, place);
     }

@@ -213,33 +213,6 @@ struct MixerLows {
   }
 };
 
-/// Adds up 2 N numbers of pairs of lanes, each of which keeps N.
-template <int N>
-__device__ __forceinline__ void halve(float (&v)[16], int lane) {
-  const bool upper = lane & 2 * N;
-#pragma unroll
-  for (int i = 0; i < N; ++i) {
-    const float mine = upper ? v[i + N] : v[i], other = upper ? v[i] : v[i + N];
-    v[i] = mine + __shfl_xor_sync(~0u, other, 2 * N);
-  }
-}
-
-/// Writes what a row's columns, one a lane, add to 16 lows; a: the lane's of A, two a word. note(x)
-/// of each before it becomes a word.
-template <class Note>
-__device__ __forceinline__ void write_lows(u32* to, float x, const u32 (&a)[8], u32 round, int lane,
-                                           const Note& note) {
-  float v[16];
-#pragma unroll
-  for (int i = 0; i < 8; ++i) v[2 * i] = x * bf16_lo(a[i]), v[2 * i + 1] = x * bf16_hi(a[i]);
-  // A loop over n would put v into local memory.
-  halve<8>(v, lane), halve<4>(v, lane), halve<2>(v, lane), halve<1>(v, lane);
-  v[0] += __shfl_xor_sync(~0u, v[0], 1);
-  const float next = __shfl_xor_sync(~0u, v[0], 2);
-  note(v[0]);
-  if ((lane & 3) == 0) store_word(to + lane / 4, make_word(v[0], next, round));
-}
-
 /// Sums over the parts of a row of columns [part][row] of a product: rows 2t and 2t + 1 are right
 /// in the lanes that have them.
 template <int kRows>

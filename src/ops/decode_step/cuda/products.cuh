@@ -10,6 +10,14 @@
 
 namespace heddle::ops::cuda::decode {
 
+/// The lows that go with a product: of a group, of `matrices` matrices from `first` on.
+struct LowsToMake {
+  u32* to;  ///< [copy][row][matrices]
+  unsigned group;
+  int first, matrices;
+  u32 round;
+};
+
 template <int kRows, bool kChanges>
 struct Multiplier {
   static constexpr int kMostRows = kRows;
@@ -131,15 +139,22 @@ struct Multiplier {
     if constexpr (kSums<kRows> == 1) sync();
   }
 
-  /// Weights of 8 S columns.
-  template <int S>
-  __device__ __forceinline__ void take_columns(uint4 (&w)[S][kBlocks]) {
+  /// Weights of up to 8 S columns, in at least kFewest slots of 8; the others are zeros.
+  template <int kFewest, int S>
+  __device__ __forceinline__ void take_columns(uint4 (&w)[S][kBlocks], int slots) {
+    int slot = 0;
 #pragma unroll
-    for (int s = 0, slot = 0; s < S; ++s) {
+    for (int s = 0; s < S; ++s) {
       const int before = slot;
-      slot = take(w[s]);
-      if (s > 0) release<kBlocks>(before, w[s > 0 ? s - 1 : 0]);
-      if (s == S - 1) release<kBlocks>(slot, w[s]);
+      if (s < kFewest || s < slots) {
+        slot = take(w[s]);
+        if (s > 0) release<kBlocks>(before, w[s > 0 ? s - 1 : 0]);
+        if (s + 1 == S) release<kBlocks>(slot, w[s]);
+      } else {
+        if (s == slots) release<kBlocks>(before, w[s > 0 ? s - 1 : 0]);
+#pragma unroll
+        for (int i = 0; i < kBlocks; ++i) w[s][i] = make_uint4(0, 0, 0, 0);
+      }
     }
   }
   template <int S>
@@ -174,18 +189,6 @@ struct Multiplier {
       put(16 * s + g, c[s][0], c[s][1], kPitchOfRows);
       put(16 * s + 8 + g, c[s][2], c[s][3], kPitchOfRows);
     }
-  }
-
-  /// Products of 8 S columns with the normalised rows of a vector of the width, put into shared
-  /// memory without the rows' factors.
-  template <int S>
-  __device__ __forceinline__ void narrow(const void* norm_weights, const u32* vector, u32 round) {
-    uint4 w[S][kBlocks], weights[kBlocks], x[kBlocks];
-    norm(weights, norm_weights);
-    take_columns(w);
-    rows(x, vector, kWidth / 2, round);
-    scale(x, weights);
-    multiply(w, x);
   }
 
   /// Whether there are lows of the group.
@@ -224,17 +227,15 @@ struct Multiplier {
   __device__ __forceinline__ const u32* own_lows(u32* lows, int row, int matrices) const {
     return lows_at(lows, cta / 8 % (kLowCopies / kRows), row, matrices);
   }
-  /// Writes the CTA's pairs of lows [copy][row][matrices] of matrices from `first` on, by the last
-  /// 64 threads.
-  __device__ __forceinline__ void write_pairs(u32* to, unsigned group, int first, int matrices,
-                                              u32 round) {
+  /// Writes the CTA's pairs, by the last 64 threads.
+  __device__ __forceinline__ void write_pairs(const LowsToMake& lows) {
     const int at = thread - (kThreads - 8 * kMostLows / 2), row = at / 8, place = at % 8;
-    const Part own = lows_of(changes, group, matrices, cta);
+    const Part own = lows_of(changes, lows.group, lows.matrices, cta);
     if (at < 0 || row >= kRows || place >= own.count) return;
     const int words = changes.rank / 2;
-    const LowPair pair(own.first + place, matrices, words);
+    const LowPair pair(own.first + place, lows.matrices, words);
     if (run_of(row) != pair.run) return;
-    const SlotFactors& f = factors(first + pair.matrix, pair.run);
+    const SlotFactors& f = factors(lows.first + pair.matrix, pair.run);
     const float scale = factor(row) * f.scale;
     float v[2];
 #pragma unroll
@@ -243,49 +244,39 @@ struct Multiplier {
       if (2 * pair.word + i >= f.rank) v[i] = 0;
       note(row, v[i]);
     }
-    const u32 both = make_word(v[0], v[1], round);
+    const u32 both = make_word(v[0], v[1], lows.round);
 #pragma unroll
     for (int copy = 0; copy < kLowCopies / kRows; ++copy)
-      store_word(lows_at(to, copy, row, matrices) + pair.matrix * words + pair.word, both);
+      store_word(lows_at(lows.to, copy, row, lows.matrices) + pair.matrix * words + pair.word,
+                 both);
   }
 
-  /// `narrow` with the lows of a group of `matrices` matrices beside the columns, if there are any.
-  template <int S>
-  __device__ __forceinline__ void narrow_with_lows(const void* norm_weights, const u32* vector,
-                                                   u32 round, unsigned group, int matrices) {
-    uint4 w[S][kBlocks], weights[kBlocks], x[kBlocks];
+  /// Products of up to 64 columns, 8 a slot, with the normalised rows of a vector of the width, put
+  /// into shared memory without the rows' factors. Lows of the columns' matrices are written
+  /// before.
+  template <class Lows>
+  __device__ __forceinline__ void narrow(const void* norm_weights, const u32* vector, u32 round,
+                                         int slots, [[maybe_unused]] const Lows& made) {
+    uint4 w[8][kBlocks], weights[kBlocks], x[kBlocks];
     norm(weights, norm_weights);
-    take_columns(w);
+    take_columns<5>(w, slots);
     rows(x, vector, kWidth / 2, round);
     scale(x, weights);
-    put_products(w, x);
-    const int slots = (lows_of(changes, group, matrices, cta).count + 3) / 4;
+    if constexpr (kChanges) {
+      const LowsToMake lows = made();
+      const int own = lows_of(changes, lows.group, lows.matrices, cta).count;
+      if (own > 0) {
 #pragma unroll 1
-    for (int s = 0; s < slots; ++s) {
-      uint4 a[kBlocks];
-      release<kBlocks>(take(a), a);
-      put_lows(s, a, x);
+        for (int s = 0; 4 * s < own; ++s) {
+          uint4 a[kBlocks];
+          release<kBlocks>(take(a), a);
+          put_lows(s, a, x);
+        }
+        sync();
+        write_pairs(lows);
+      }
     }
-    sync();
-  }
-  /// The same for gate and up, whose lows are awaited at once: they are written before the columns
-  /// are multiplied, and the caller synchronises.
-  template <int S>
-  __device__ __forceinline__ void narrow_after_lows(const void* norm_weights, const u32* vector,
-                                                    u32 round, u32* to) {
-    uint4 w[S][kBlocks], weights[kBlocks], x[kBlocks];
-    norm(weights, norm_weights);
-    take_columns(w);
-    rows(x, vector, kWidth / 2, round);
-    scale(x, weights);
-    if (lows_of(changes, kOfGated, 2, cta).count > 0) {
-      uint4 a[kBlocks];
-      release<kBlocks>(take(a), a);
-      put_lows(0, a, x);
-      sync();
-      write_pairs(to, kOfGated, kGate, 2, round);
-    }
-    put_products(w, x);
+    multiply(w, x);
   }
 
   /// Products of 8 columns with a vector of 256 N numbers. A warp's blocks of the vector times
@@ -345,35 +336,39 @@ struct PartialLows {
                                        float (&first)[2], float (&second)[2]) const {
     constexpr int kBlocks = M::kBlocks;
     const int rank = m.changes.rank;
-    u32 b[kRows][2];
-    load(m, b, 0);
-    uint2 parts[kOwn];
-    const auto place = [&](int i, int from) {
-      const int column = (m.warp + i * kWarps) * 8 + m.g;
-      const bool has = m.has(kGroup) && (kPerHead || column < kCtas * kRows);
-      return has ? column * (rank / 2) + from / 2 + 2 * m.t : -1;
-    };
-    await_both(
-        x, vector + m.g * (N * kWarps * 16) + 4 * m.t,
-        [&](int i) {
+    const u32 bit = (round & 1) << 30;
+#pragma unroll
+    for (int i = 0; i < N; ++i) fill(x[i], m.g < kRows ? ~bit : bit);
+    float d[2][4] = {};
+#pragma unroll 1
+    for (int from = 0; from < rank; from += 16) {
+      u32 b[kRows][2];
+      load(m, b, from);
+      uint2 parts[kOwn];
+      const auto place = [&](int i) {
+        const int column = (m.warp + i * kWarps) * 8 + m.g;
+        const bool has = m.has(kGroup) && (kPerHead || column < kCtas * kRows);
+        return has ? column * (rank / 2) + from / 2 + 2 * m.t : -1;
+      };
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) fill(parts[i], place(i) < 0 ? bit : ~bit);
+#pragma unroll 1
+      for (int looks = 0;; ++looks) {
+        const bool is_late = look(x, vector + m.g * (N * kWarps * 16) + 4 * m.t, bit, [&](int i) {
           const int slot = i / kBlocks,
                     per = (slot + 1) * kBlocks <= N ? kBlocks : N - slot * kBlocks;
-          return m.g < kRows ? slot * 512 + (m.warp * per + i % kBlocks) * 16 : -1;
-        },
-        parts, words, [&](int i) { return place(i, 0); }, round);
-    __syncwarp();
-    float d[2][4] = {};
-    multiply(m, d, b, parts);
-#pragma unroll 1
-    for (int from = 16; from < rank; from += 16) {
-      load(m, b, from);
-      u32 none[1];
-      await_both(
-          parts, words, [&](int i) { return place(i, from); }, none, words, [](int) { return -1; },
-          round);
+          return slot * 512 + (m.warp * per + i % kBlocks) * 16;
+        });
+        if (!(look(parts, words, bit, place) || is_late)) break;
+        if (looks > kMostLooks) give_up();
+      }
       __syncwarp();
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) clear(parts[i]);
       multiply(m, d, b, parts);
     }
+#pragma unroll
+    for (int i = 0; i < N; ++i) clear(x[i]);
     fold_parts<kRows>(d[0], first);
     if constexpr (kPerHead) fold_parts<kRows>(d[1], second);
   }

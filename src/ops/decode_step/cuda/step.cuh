@@ -26,68 +26,74 @@ namespace heddle::ops::cuda::decode {
 
 /// What changes add to gate and up of a warp's row, a lane a pair of columns, and to the lows of
 /// the down product.
+template <class M>
 struct GatedChanges {
-  u32 b[2][8], a[8];
-  int column;       ///< The lane's of the inner vector.
-  bool has_column;  ///< The others repeat the last.
+  M& m;
+  const Part& part;  ///< Words of the inner vector.
+  int run;
+  u32 a[8];
 
-  template <class M>
-  __device__ __forceinline__ void begin(const M& m, const Part& part) {
-    has_column = m.lane < 2 * part.count;
-    column = 2 * part.first + min(m.lane, 2 * part.count - 1);
-  }
-  template <class M>
-  __device__ __forceinline__ void load_b(const M& m, int first) {
+  __device__ __forceinline__ GatedChanges(M& m, const Part& part)
+      : m(m), part(part), run(m.run_of(m.warp % M::kMostRows)) {}
+  /// Ranks 2g and 2g + 1 from `first` on, as rows of a product with the CTA's columns.
+  __device__ __forceinline__ void load_a(int first) {
+    const SlotFactors& f = m.factors(kDown, run);
+    const int rank = first + 2 * m.g, left = m.has(kOfDown) ? f.rank - rank : 0;
+    const bf16* const from =
+        static_cast<const bf16*>(f.a) + rank * kInner + 2 * part.first + 2 * m.t;
 #pragma unroll
-    for (int i = 0; i < 2; ++i)
-      load_ranks(b[i], m.factors(kGate + i, m.run_of(m.warp)), column, first);
-  }
-  template <class M>
-  __device__ __forceinline__ void load_a(const M& m, int first) {
-    const SlotFactors& f = m.factors(kDown, m.run_of(m.warp));
-    const bf16* const from = static_cast<const bf16*>(f.a) + column + first * kInner;
-    const int left = has_column ? f.rank - first : 0;
-    u32 v[16];
-#pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      v[i] = 0;
-      if (i < left) v[i] = load_factor2(from + i * kInner);
+    for (int i = 0; i < 8; ++i) {
+      const int word = i / 2 * 4, row = i % 2;
+      a[i] = 0;
+      if (row < left && word + m.t < part.count)
+        a[i] = load_factor4(from + row * kInner + 2 * word);
     }
-#pragma unroll
-    for (int i = 0; i < 8; ++i) a[i] = v[2 * i] | v[2 * i + 1] << 16;
   }
-  template <class M>
-  __device__ __forceinline__ void add(const M& m, u32* all, u32 round, float& gate, float& up) {
-    const int rank = m.changes.rank;
+  __device__ __forceinline__ void add(u32* all, u32 round, float& gate, float& up) const {
+    if (!m.has(kOfGated)) return;
+    const int rank = m.changes.rank, column = 2 * part.first + min(m.lane, 2 * part.count - 1);
     const u32* const lows = m.own_lows(all, m.warp, 2);
-    float2 sums = make_float2(0, 0);
+    float sums[2] = {};
 #pragma unroll 1
     for (int first = 0; first < rank; first += 16) {
-      if (first > 0) load_b(m, first);
+      u32 b[2][8];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) load_ranks(b[i], m.factors(kGate + i, run), column, first);
       uint4 low[4];
       await_words(low, lows, round,
                   [&](int i) { return i / 2 * (rank / 2) + first / 2 + 4 * (i % 2); });
-      sums.x += dot(b[0], low[0], low[1]);
-      sums.y += dot(b[1], low[2], low[3]);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) sums[i] += dot(b[i], low[2 * i], low[2 * i + 1]);
     }
-#pragma unroll 1
+#pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const SlotFactors& f = m.factors(kGate + i, m.run_of(m.warp));
-      if (!has_whole_rows(f))
-        (i == 0 ? sums.x : sums.y) += slow_change(f, column, lows + i * (rank / 2));
+      const SlotFactors& f = m.factors(kGate + i, run);
+      if (!has_whole_rows(f)) sums[i] += slow_change(f, column, lows + i * (rank / 2));
     }
-    gate += kRead * sums.x, up += kRead * sums.y;
+    gate += kRead * sums[0], up += kRead * sums[1];
   }
-  template <class M>
-  __device__ __forceinline__ void write_lows_of(M& m, u32* to, float y, u32 round) {
-    constexpr int kRows = M::kMostRows;
+  /// Writes what the row's columns y, one a lane, add to the lows, after load_a(0).
+  __device__ __forceinline__ void write_lows(u32* to, float y, u32 round) {
+    if (!m.has(kOfDown)) return;
     const int words = m.changes.rank / 2;
-    const float scaled = y * m.factors(kDown, m.run_of(m.warp)).scale;
+    const float scale = m.factors(kDown, run).scale;
+    if (m.lane >= 2 * part.count) y = 0;
+    u32 x[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      x[i] =
+          pack_bf16(__shfl_sync(~0u, y, 8 * i + 2 * m.t), __shfl_sync(~0u, y, 8 * i + 2 * m.t + 1));
+    to += (m.cta * M::kMostRows + m.warp) * words;
 #pragma unroll 1
-    for (int first = 0; first < m.changes.rank; first += 16) {
-      if (first > 0) load_a(m, first);
-      write_lows(to + (m.cta * kRows + m.warp) * words + first / 2, scaled, a, round, m.lane,
-                 [&](float x) { m.note(m.warp, x); });
+    for (int first = 0;; first += 16) {
+      float c[4] = {};
+      mma(c, a[0], a[1], a[2], a[3], x[0], x[1]);
+      mma(c, a[4], a[5], a[6], a[7], x[2], x[3]);
+      const float lo = c[0] * scale, hi = c[2] * scale;
+      m.note(m.warp, lo), m.note(m.warp, hi);
+      if (m.t == 0) store_word(to + first / 2 + m.g, make_word(lo, hi, round));
+      if (first + 16 >= m.changes.rank) break;
+      load_a(first + 16);
     }
   }
 };
@@ -114,18 +120,8 @@ struct Step {
     if (owns()) residual += kRead * m.sum(m.thread / 8, m.thread % 8, m.kWidePitch);
   }
 
-  /// Writes the products of the CTA's columns with the normalised residual, and its lows of
-  /// `matrices` matrices.
-  template <int S, Group kGroup>
-  __device__ __forceinline__ void inputs(const DecodeStepLayer& layer, u32* to, int words,
-                                         u32* lows, int matrices, const Rounds& round) {
-    if constexpr (kChanges) {
-      m.template narrow_with_lows<S>(layer.norm_mixer, e.residual, round.residual, kGroup,
-                                     matrices);
-      m.write_pairs(lows, kGroup, 0, matrices, round.kind);
-    } else {
-      m.template narrow<S>(layer.norm_mixer, e.residual, round.residual);
-    }
+  /// Writes the products of the CTA's columns with the normalised residual.
+  __device__ __forceinline__ void write_inputs(u32* to, int words, u32 round) {
     const Part part = part_of(words, m.cta);
     for (int i = m.thread; i < kRows * 64; i += kThreads) {
       const int row = i / 64, column = i % 64;
@@ -133,36 +129,50 @@ struct Step {
       if (column < 2 * part.count) m.note(row, v);
       const float next = __shfl_down_sync(~0u, v, 1);
       if (column % 2 == 0 && column < 2 * part.count)
-        store_word(to + row * words + part.first + column / 2, make_word(v, next, round.kind));
+        store_word(to + row * words + part.first + column / 2, make_word(v, next, round));
     }
     m.end();
   }
 
-  __device__ __forceinline__ void mlp(const DecodeStepLayer& layer, const Rounds& round,
-                                      const History& kept) {
-    // Gate and up: pairs of columns 0 to 27 and 28 to 55.
-    const Part part = part_of(kInner / 2, m.cta);
-    GatedChanges changes;
-    changes.begin(m, part);
-    if constexpr (kChanges) {
-      m.template narrow_after_lows<7>(layer.norm_mlp, e.middle, round.layer, e.low_gated);
-      if (m.warp < kRows) changes.load_b(m, 0), changes.load_a(m, 0);
-      m.sync();
+  /// The mixer and the product of its output, onto the residual.
+  __device__ __forceinline__ History mix(const DecodeStepLayer& layer, const Rounds& round) {
+    History kept{{}, nullptr};
+    const bool is_attention = layer.is_attention;
+    if (is_attention) {
+      attend(m, layer, rows, e, round);
+      join(m, rows, e, round);
     } else {
-      m.template narrow<7>(layer.norm_mlp, e.middle, round.layer);
+      kept = delta_net(m, layer, rows, e, round);
     }
-    for (int row = m.warp; row < kRows; row += kWarps) {
+    m.template wide<kMixer / 256>(e.mixed, round.layer,
+                                  PartialLows<kRows, true>{e.low_mixed, kOutput},
+                                  [&](float(&first)[2], float(&second)[2]) {
+                                    if (!is_attention)
+                                      apply_head_norm(m, e, round.kind, first, second);
+                                  });
+    add_sums();
+    write_residual(e.middle, round.layer);
+    m.end();
+    return kept;
+  }
+
+  /// From gate and up to the residual. Pairs of columns are 0 to 27 and 28 to 55.
+  __device__ __forceinline__ void mlp(const Rounds& round, const History& kept) {
+    const Part part = part_of(kInner / 2, m.cta);
+    GatedChanges changes(m, part);
+    if (m.warp < kRows) {
+      if constexpr (kChanges) changes.load_a(0);
+      const int row = m.warp, pair = min(m.lane, 27);
       const float scale = m.factor(row);
-      const int pair = min(m.lane, 27);
       float gate = m.sum(row, pair) * scale, up = m.sum(row, pair + 28) * scale;
-      if (m.has(kOfGated)) changes.add(m, e.low_gated, round.layer, gate, up);
+      if constexpr (kChanges) changes.add(e.low_gated, round.layer, gate, up);
       const float y = gate / (1.f + __expf(-gate)) * up;
       if (m.lane < 2 * part.count) m.note(row, y);
       const float next = __shfl_down_sync(~0u, y, 1);
       if (m.lane % 2 == 0 && m.lane < 2 * part.count)
         store_word(e.inner + row * (kInner / 2) + part.first + m.lane / 2,
                    make_word(y, next, round.layer));
-      if (m.has(kOfDown)) changes.write_lows_of(m, e.low_inner, y, round.layer);
+      if constexpr (kChanges) changes.write_lows(e.low_inner, y, round.layer);
     }
     m.end();
     // All mixers of the layer are behind its residual, which this CTA has read.
@@ -178,32 +188,37 @@ struct Step {
 
   __device__ __forceinline__ void layer(int l, const Rounds& round) {
     const DecodeStepLayer& layer = model.layer[l];
+    const bool is_attention = layer.is_attention;
     History kept{{}, nullptr};
-    const auto onto_residual = [&](const auto& factors) {
-      m.template wide<kMixer / 256>(e.mixed, round.layer,
-                                    PartialLows<kRows, true>{e.low_mixed, kOutput}, factors);
-      add_sums();
-      write_residual(e.middle, round.layer);
-      m.end();
-    };
-    if (layer.is_attention) {
-      inputs<(2 * ((kAttentionInputs / 2 + kCtas - 1) / kCtas) + 7) / 8, kOfAttention>(
-          layer, e.attention, kAttentionInputs / 2, e.low_attention, 3, round);
-      if (is_wide()) {
-        attend(m, layer, rows, e, round);
-        join(m, rows, e, round);
-        onto_residual([](float(&)[2], float(&)[2]) {});
-      }
-    } else {
-      inputs<8, kOfInputs>(layer, e.inputs, kDeltaInputs / 2, e.low_inputs, 4, round);
-      if (is_wide()) {
-        kept = delta_net(m, layer, rows, e, round);
-        onto_residual([&](float(&first)[2], float(&second)[2]) {
-          apply_head_norm(m, e, round.kind, first, second);
-        });
+    // One copy of the product in the code: its registers are most of them.
+#pragma unroll 1
+    for (int half = 0; half < 2; ++half) {
+      // Or the compiler works out addresses of all layers before the first, and has no registers
+      // for them.
+      forget_values(m.thread, m.warp, m.lane, m.g, m.t, m.cta, e.step);
+      e = Exchange(e.step);
+      // Not before they are wanted, for the registers again.
+      const auto lows = [&] {
+        int which = half == 1 ? 0 : is_attention ? 1 : 2;
+        forget_values(which);
+        return which == 0   ? LowsToMake{e.low_gated, kOfGated, kGate, 2, round.layer}
+               : which == 1 ? LowsToMake{e.low_attention, kOfAttention, 0, 3, round.kind}
+                            : LowsToMake{e.low_inputs, kOfInputs, 0, 4, round.kind};
+      };
+      m.narrow(half == 1 ? layer.norm_mlp : layer.norm_mixer, half == 1 ? e.middle : e.residual,
+               half == 1 ? round.layer : round.residual,
+               half == 1      ? 7
+               : is_attention ? 5
+                              : 8,
+               lows);
+      if (half == 1) {
+        mlp(round, kept);
+      } else {
+        write_inputs(is_attention ? e.attention : e.inputs,
+                     is_attention ? kAttentionInputs / 2 : kDeltaInputs / 2, round.kind);
+        if (is_wide()) kept = mix(layer, round);
       }
     }
-    mlp(layer, round, kept);
   }
 
   __device__ __forceinline__ void head(u32 round) {
@@ -219,7 +234,7 @@ struct Step {
     const Part part = part_of(model.vocabulary / 2, m.cta);
     for (int c = 0; c < 2 * part.count; c += 64) {
       uint4 w[8][m.kBlocks];
-      m.take_columns(w);
+      m.template take_columns<8>(w, 8);
       m.multiply(w, x);
 #pragma unroll
       for (int i = 0; i * kThreads < kRows * 64; ++i) {
@@ -252,10 +267,6 @@ struct Step {
     const u32 first = step * (layers + 1);
     write_residual(e.residual, first);
     for (u32 l = 0; l < layers; ++l) {
-      // Or the compiler works out addresses of all layers before the first, and has no registers
-      // for them.
-      forget_values(m.thread, m.warp, m.lane, m.g, m.t, m.cta, e.step);
-      e = Exchange(e.step);
       m.layer = static_cast<int>(l);
       const u32 is_attention = model.layer[l].is_attention;
       layer(static_cast<int>(l),
