@@ -95,9 +95,11 @@ __device__ __forceinline__ bool has_whole_rows(const SlotFactors& f) { return f.
 
 /// Ranks `first` to `first` + 15 of a row of B, zeros beyond the rank, and all zeros without whole
 /// rows. Asked for here: a compiler that put the loads after a look for words would put them into
-/// the chain.
-__device__ __forceinline__ void load_ranks(u32 (&v)[8], const SlotFactors& f, int row, int first) {
-  const int left = has_whole_rows(f) ? f.rank - first : 0;
+/// the chain. Zeros too where they are not wanted: what is given a value on some ways only takes
+/// registers from the beginning of the kernel on.
+__device__ __forceinline__ void load_ranks(u32 (&v)[8], const SlotFactors& f, int row, int first,
+                                           bool is_wanted = true) {
+  const int left = is_wanted && has_whole_rows(f) ? f.rank - first : 0;
   const bf16* const from =
       static_cast<const bf16*>(f.b) + static_cast<int64_t>(row) * f.rank + first;
 #pragma unroll
@@ -153,9 +155,10 @@ __device__ __forceinline__ float dot(const u32 (&b)[8], const uint4& lo, const u
 /// B of two neighbouring columns, and what they get from lows.
 struct ColumnPair {
   u32 b[2][8];
-  __device__ __forceinline__ void load(const SlotFactors& f, int column, int first) {
-    load_ranks(b[0], f, column, first);
-    load_ranks(b[1], f, column + 1, first);
+  __device__ __forceinline__ void load(const SlotFactors& f, int column, int first,
+                                       bool is_wanted = true) {
+    load_ranks(b[0], f, column, first, is_wanted);
+    load_ranks(b[1], f, column + 1, first, is_wanted);
   }
   __device__ __forceinline__ void add(float2& sums, const uint4& lo, const uint4& hi) const {
     sums.x += dot(b[0], lo, hi), sums.y += dot(b[1], lo, hi);

@@ -63,9 +63,9 @@ __device__ __forceinline__ float2 await_changed(const M& m, u32 (&v)[2], const u
 #pragma unroll 1
   for (int first = 0; first < rank; first += 16) {
     ColumnPair b;
-    if (pair >= 0) b.load(f, column, first);
+    b.load(f, column, first, pair >= 0);
     u32 own[8];
-    if (gate >= 0) load_ranks(own, of_gate, head, first);
+    load_ranks(own, of_gate, head, first, gate >= 0);
     uint4 low[4];
     await_both(
         v, base, [&](int i) { return i == 0 ? pair : gate; }, low, lows,
@@ -76,7 +76,7 @@ __device__ __forceinline__ float2 await_changed(const M& m, u32 (&v)[2], const u
         },
         round);
     if (!has_lows) return sums;
-    if (pair >= 0) b.add(sums, low[0], low[1]);
+    b.add(sums, low[0], low[1]);
     if (gate >= 0) gate_sum += dot(own, low[2], low[3]);
   }
   if (pair >= 0) ColumnPair::add_slowly(sums, f, column, lows + matrix * (rank / 2));
@@ -88,13 +88,33 @@ __device__ __forceinline__ float2 await_changed(const M& m, u32 (&v)[2], const u
   return sums;
 }
 
-/// Makes the CTA's columns of e.mixed. Returns a history to store when all CTAs have read theirs;
-/// without `from`: none.
+/// Word of the inputs of q and k that a thread below 128 has.
+__device__ __forceinline__ int query_word(int head, int thread) {
+  return thread / 64 * (kMixer / 2) + head * 64 + thread % 64;
+}
+/// The history of the word's two channels.
+__device__ __forceinline__ u32* history_of(const DecodeStepLayer& layer, int64_t slot, int word) {
+  return static_cast<u32*>(layer.conv_states) + slot * (kChannels * 3 / 2) + word * 3;
+}
+/// Stores the histories of q and k when all CTAs of the head have read them.
+template <int kRows, class M>
+__device__ __forceinline__ void store_kept(const M& m, const DecodeStepLayer& layer,
+                                           const DecodeStepRows& rows) {
+  using P = MixerPart<kRows>;
+  const P part(m.cta);
+  if (P::kParts == 1 || layer.is_attention || m.cta >= kWideCtas || part.part != 0 ||
+      m.thread >= 128)
+    return;
+  u32* const to = history_of(layer, rows.slots[part.row], query_word(part.head, m.thread));
+#pragma unroll
+  for (int i = 0; i < 3; ++i) to[i] = m.shared.delta.kept[i][m.thread];
+}
+
+/// Makes the CTA's columns of e.mixed; store_kept() follows.
 template <int kRows, bool kChanges>
-__device__ __forceinline__ History delta_net(Multiplier<kRows, kChanges>& m,
-                                             const DecodeStepLayer& layer,
-                                             const DecodeStepRows& rows, const Exchange& e,
-                                             const Rounds& round) {
+__device__ __forceinline__ void delta_net(Multiplier<kRows, kChanges>& m,
+                                          const DecodeStepLayer& layer, const DecodeStepRows& rows,
+                                          const Exchange& e, const Rounds& round) {
   using P = MixerPart<kRows>;
   constexpr int kWords = P::kColumns / 2, kLanes = P::kColumns / 4;
   constexpr int kValues = 128, kGates = 192;  // first threads of v and of z
@@ -117,10 +137,9 @@ __device__ __forceinline__ History delta_net(Multiplier<kRows, kChanges>& m,
   const int own = thread - kGates, own_z = kChannels / 2 + part.column() / 2 + own;
   const bool has = thread < kValues + kWords || (is_z && own < kWords), is_gate = is_z && own < 2;
   const int word = is_z               ? own_z
-                   : thread < kValues ? thread / 64 * (kMixer / 2) + part.head * 64 + thread % 64
+                   : thread < kValues ? query_word(part.head, thread)
                                       : kMixer + part.column() / 2 + thread - kValues;
-  History kept{{}, nullptr},
-      history{{}, static_cast<u32*>(layer.conv_states) + slot * (kChannels * 3 / 2) + word * 3};
+  History history{{}, history_of(layer, slot, word)};
   uint4 taps = make_uint4(0, 0, 0, 0);
   u32 weight = 0;
   float rate = 0, bias = 0;
@@ -155,8 +174,9 @@ __device__ __forceinline__ History delta_net(Multiplier<kRows, kChanges>& m,
     *reinterpret_cast<float2*>(to) = y;
     if (P::kParts == 1 || thread >= kValues)
       history.store();
-    else if (part.part == 0)
-      kept = history;
+    else
+#pragma unroll
+      for (int i = 0; i < 3; ++i) shared.kept[i][thread] = history.before[i];
   } else if (has) {
     shared.gates[2 * own] = bf16_lo(weight) * lo * sigmoid(lo);
     shared.gates[2 * own + 1] = bf16_hi(weight) * hi * sigmoid(hi);
@@ -198,7 +218,6 @@ __device__ __forceinline__ History delta_net(Multiplier<kRows, kChanges>& m,
                          [&](float x) { m.note(part.row, x); });
         }
       });
-  return kept;
 }
 
 /// The norm's factor of row g in a head; to be multiplied with sums of rows 2t and 2t + 1.

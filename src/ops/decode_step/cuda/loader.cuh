@@ -22,6 +22,7 @@ template <int kRows>
 struct DeltaShared {
   gdn_step::Shared<128, MixerPart<kRows>::kColumns> step;
   float v[MixerPart<kRows>::kColumns];
+  u32 kept[3][128];                         // words of a history that is stored later
   float gates[MixerPart<kRows>::kColumns];  // of the outputs, times the norm's weights
   float decay, beta;
 };
@@ -84,6 +85,11 @@ struct Ring {
 /// there.
 __device__ __forceinline__ void meet_scout() { named_sync(2, 64); }
 
+/// Slots of a narrow product that come before those of its lows: registers for these are few while
+/// a product's weights wait in them.
+template <bool kChanges>
+constexpr int kSlotsBeforeLows = kChanges ? 6 : 8;
+
 /// The loading warp. Lane i brings row i of a slot from `source`, if it has one.
 template <int kRows, bool kChanges>
 struct Loader {
@@ -108,14 +114,18 @@ struct Loader {
     }
     ring.next();
   }
-  /// Slots of 8 of `count` rows of the width; row i is at source(i).
-  template <class Source>
-  __device__ __forceinline__ void narrow(int slots, int count, const Source& source) {
+  /// Slots of 8 of `count` rows of the width; row i is at source(i). Those of `lows` are among
+  /// them.
+  template <class Source, class Lows>
+  __device__ __forceinline__ void narrow(int slots, int count, const Source& source,
+                                         const Lows& lows) {
 #pragma unroll 1
     for (int s = 0; s < slots; ++s) {
+      if (kChanges && s == kSlotsBeforeLows<kChanges>) lows();
       const int own = min(max(count - 8 * s, 0), 8);
       slot(source(8 * s + min(lane, 7)), own, 2 * kWidth, lane < own);
     }
+    if (kChanges && slots <= kSlotsBeforeLows<kChanges>) lows();
   }
   /// The CTA's 8 rows of `depth`, by parts of 1024.
   __device__ __forceinline__ void wide(const void* matrix, int depth) {
@@ -130,40 +140,53 @@ struct Loader {
   }
   /// The CTA's columns of the lows of a product, two rows of A each.
   __device__ __forceinline__ void lows(int l, unsigned group, int first, int matrices) {
-    const int words = changes.rank / 2;
-    const Part own = lows_of(changes, group, matrices, cta);
+    if constexpr (!kChanges)
+      return;
+    else {
+      const int words = changes.rank / 2;
+      const Part own = lows_of(changes, group, matrices, cta);
 #pragma unroll 1
-    for (int c = 0; c < own.count; c += 4) {
-      const int at = c + lane / 2;
-      const bf16* source = nullptr;
-      if (lane < 8 && at < own.count) {
-        const LowPair pair(own.first + at, matrices, words);
-        const SlotFactors& f = known.factors[l % kKnownLayers][first + pair.matrix][pair.run];
-        const int rank = 2 * pair.word + lane % 2;
-        if (rank < f.rank) source = row_of(f.a, rank);
+      for (int c = 0; c < own.count; c += 4) {
+        const int at = c + lane / 2;
+        const bf16* source = nullptr;
+        if (lane < 8 && at < own.count) {
+          const LowPair pair(own.first + at, matrices, words);
+          const SlotFactors& f = known.factors[l % kKnownLayers][first + pair.matrix][pair.run];
+          const int rank = 2 * pair.word + lane % 2;
+          if (rank < f.rank) source = row_of(f.a, rank);
+        }
+        slot(source, __popc(__ballot_sync(~0u, source != nullptr)), 2 * kWidth, source != nullptr);
       }
-      slot(source, __popc(__ballot_sync(~0u, source != nullptr)), 2 * kWidth, source != nullptr);
     }
   }
 
-  __device__ __forceinline__ void inputs(const DecodeStepLayer& layer) {
+  __device__ __forceinline__ void inputs(int l) {
+    const DecodeStepLayer& layer = model.layer[l];
     if (layer.is_attention) {
       const Part own = part_of(kAttentionInputs / 2, cta);
-      narrow(5, 2 * own.count, [&](int i) {
-        const int column = 2 * own.first + i;
-        return column < 2 * kMixer           ? row_of(layer.inputs[0], column)
-               : column < 2 * kMixer + kKeys ? row_of(layer.inputs[1], column - 2 * kMixer)
-                                             : row_of(layer.inputs[2], column - 2 * kMixer - kKeys);
-      });
+      narrow(
+          5, 2 * own.count,
+          [&](int i) {
+            const int column = 2 * own.first + i;
+            return column < 2 * kMixer ? row_of(layer.inputs[0], column)
+                   : column < 2 * kMixer + kKeys
+                       ? row_of(layer.inputs[1], column - 2 * kMixer)
+                       : row_of(layer.inputs[2], column - 2 * kMixer - kKeys);
+          },
+          [&] { lows(l, kOfAttention, 0, 3); });
     } else {
       const Part own = part_of(kDeltaInputs / 2, cta);
-      narrow(8, 2 * own.count, [&](int i) {
-        const int column = 2 * own.first + i, gates = column - 4 * kMixer;
-        return column < kChannels           ? row_of(layer.inputs[0], column)
-               : gates < 0                  ? row_of(layer.inputs[1], column - kChannels)
-               : gates < Shape::kDeltaHeads ? row_of(layer.inputs[2], gates)
-                                            : row_of(layer.inputs[3], gates - Shape::kDeltaHeads);
-      });
+      narrow(
+          8, 2 * own.count,
+          [&](int i) {
+            const int column = 2 * own.first + i, gates = column - 4 * kMixer;
+            return column < kChannels ? row_of(layer.inputs[0], column)
+                   : gates < 0        ? row_of(layer.inputs[1], column - kChannels)
+                   : gates < Shape::kDeltaHeads
+                       ? row_of(layer.inputs[2], gates)
+                       : row_of(layer.inputs[3], gates - Shape::kDeltaHeads);
+          },
+          [&] { lows(l, kOfInputs, 0, 4); });
     }
   }
 
@@ -172,28 +195,31 @@ struct Loader {
     for (int l = 0; l < model.layers; ++l) {
       const DecodeStepLayer& layer = model.layer[l];
       meet_scout();
-      inputs(layer);
-      if constexpr (kChanges)
-        lows(l, layer.is_attention ? kOfAttention : kOfInputs, 0, layer.is_attention ? 3 : 4);
+      inputs(l);
       wide(layer.out, kMixer);
       // Columns 0 to 27 are gates, 28 to 55 those of up; rows that the CTA lacks are copied from
       // its first, so that slots have 8.
       const Part own = part_of(kInner / 2, cta);
-      narrow(7, 56, [&](int i) {
-        const int pair = i < 28 ? i : i - 28;
-        return row_of(i < 28 ? layer.gate : layer.up,
-                      2 * own.first + (pair < 2 * own.count ? pair : 0));
-      });
-      if constexpr (kChanges) lows(l, kOfGated, kGate, 2);
+      narrow(
+          7, 56,
+          [&](int i) {
+            const int pair = i < 28 ? i : i - 28;
+            return row_of(i < 28 ? layer.gate : layer.up,
+                          2 * own.first + (pair < 2 * own.count ? pair : 0));
+          },
+          [&] { lows(l, kOfGated, kGate, 2); });
       wide(layer.down, kInner);
     }
     const Part head = part_of(model.vocabulary / 2, cta);
 #pragma unroll 1
     for (int c = 0; c < 2 * head.count; c += 64)
-      narrow(8, 2 * head.count - c, [&](int i) {
-        // Rows past the last are not copied.
-        return row_of(model.head, 2 * head.first + c + i);
-      });
+      narrow(
+          8, 2 * head.count - c,
+          [&](int i) {
+            // Rows past the last are not copied.
+            return row_of(model.head, 2 * head.first + c + i);
+          },
+          [] {});
   }
 };
 

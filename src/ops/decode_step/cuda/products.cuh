@@ -139,19 +139,20 @@ struct Multiplier {
     if constexpr (kSums<kRows> == 1) sync();
   }
 
-  /// Weights of up to 8 S columns, in at least kFewest slots of 8; the others are zeros.
-  template <int kFewest, int S>
-  __device__ __forceinline__ void take_columns(uint4 (&w)[S][kBlocks], int slots) {
+  /// Weights of 8 columns a slot, slots kFrom to kTo - 1 of `slots`, which are at least kFewest; of
+  /// slots that are not there zeros.
+  template <int kFrom, int kTo, int kFewest>
+  __device__ __forceinline__ void take_columns(uint4 (&w)[8][kBlocks], int slots) {
     int slot = 0;
 #pragma unroll
-    for (int s = 0; s < S; ++s) {
+    for (int s = kFrom; s < kTo; ++s) {
       const int before = slot;
       if (s < kFewest || s < slots) {
         slot = take(w[s]);
-        if (s > 0) release<kBlocks>(before, w[s > 0 ? s - 1 : 0]);
-        if (s + 1 == S) release<kBlocks>(slot, w[s]);
+        if (s > kFrom) release<kBlocks>(before, w[s > 0 ? s - 1 : 0]);
+        if (s + 1 == kTo) release<kBlocks>(slot, w[s]);
       } else {
-        if (s == slots) release<kBlocks>(before, w[s > 0 ? s - 1 : 0]);
+        if (s > kFrom && s == slots) release<kBlocks>(before, w[s > 0 ? s - 1 : 0]);
 #pragma unroll
         for (int i = 0; i < kBlocks; ++i) w[s][i] = make_uint4(0, 0, 0, 0);
       }
@@ -259,7 +260,8 @@ struct Multiplier {
                                          int slots, [[maybe_unused]] const Lows& made) {
     uint4 w[8][kBlocks], weights[kBlocks], x[kBlocks];
     norm(weights, norm_weights);
-    take_columns<5>(w, slots);
+    constexpr int kBefore = kSlotsBeforeLows<kChanges>;
+    take_columns<0, kBefore, 5>(w, slots);
     rows(x, vector, kWidth / 2, round);
     scale(x, weights);
     if constexpr (kChanges) {
@@ -275,6 +277,7 @@ struct Multiplier {
         sync();
         write_pairs(lows);
       }
+      take_columns<kBefore, 8, 5>(w, slots);
     }
     multiply(w, x);
   }

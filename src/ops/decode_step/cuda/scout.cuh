@@ -132,6 +132,7 @@ struct Scout {
     if constexpr (kChanges) ask_for_factors(0);
 #pragma unroll 1
     for (int l = 0; l < model.layers; ++l) {
+      forget_values(lane, cta);
       if constexpr (kChanges) {
         cp_async_wait<0>();
         __syncwarp();

@@ -116,6 +116,12 @@ struct Step {
       store_word(to + m.thread / 8 * (kWidth / 2) + 4 * m.cta + m.thread % 8 / 2,
                  make_word(residual, next, round));
   }
+  /// Or the compiler works out addresses of later phases, and of all layers, before the first, and
+  /// has no registers for them.
+  __device__ __forceinline__ void forget() {
+    forget_values(m.thread, m.warp, m.lane, m.g, m.t, m.cta, e.step);
+    e = Exchange(e.step);
+  }
   __device__ __forceinline__ void add_sums() {
     if (owns()) residual += kRead * m.sum(m.thread / 8, m.thread % 8, m.kWidePitch);
   }
@@ -135,14 +141,13 @@ struct Step {
   }
 
   /// The mixer and the product of its output, onto the residual.
-  __device__ __forceinline__ History mix(const DecodeStepLayer& layer, const Rounds& round) {
-    History kept{{}, nullptr};
+  __device__ __forceinline__ void mix(const DecodeStepLayer& layer, const Rounds& round) {
     const bool is_attention = layer.is_attention;
     if (is_attention) {
       attend(m, layer, rows, e, round);
       join(m, rows, e, round);
     } else {
-      kept = delta_net(m, layer, rows, e, round);
+      delta_net(m, layer, rows, e, round);
     }
     m.template wide<kMixer / 256>(e.mixed, round.layer,
                                   PartialLows<kRows, true>{e.low_mixed, kOutput},
@@ -153,11 +158,10 @@ struct Step {
     add_sums();
     write_residual(e.middle, round.layer);
     m.end();
-    return kept;
   }
 
   /// From gate and up to the residual. Pairs of columns are 0 to 27 and 28 to 55.
-  __device__ __forceinline__ void mlp(const Rounds& round, const History& kept) {
+  __device__ __forceinline__ void mlp(const DecodeStepLayer& layer, const Rounds& round) {
     const Part part = part_of(kInner / 2, m.cta);
     GatedChanges changes(m, part);
     if (m.warp < kRows) {
@@ -176,7 +180,7 @@ struct Step {
     }
     m.end();
     // All mixers of the layer are behind its residual, which this CTA has read.
-    if (kept.from != nullptr) kept.store();
+    store_kept<kRows>(m, layer, rows);
     if (!is_wide()) return;
     m.template wide<kInner / 256>(e.inner, round.layer,
                                   PartialLows<kRows, false>{e.low_inner, kDown},
@@ -189,14 +193,10 @@ struct Step {
   __device__ __forceinline__ void layer(int l, const Rounds& round) {
     const DecodeStepLayer& layer = model.layer[l];
     const bool is_attention = layer.is_attention;
-    History kept{{}, nullptr};
     // One copy of the product in the code: its registers are most of them.
 #pragma unroll 1
     for (int half = 0; half < 2; ++half) {
-      // Or the compiler works out addresses of all layers before the first, and has no registers
-      // for them.
-      forget_values(m.thread, m.warp, m.lane, m.g, m.t, m.cta, e.step);
-      e = Exchange(e.step);
+      forget();
       // Not before they are wanted, for the registers again.
       const auto lows = [&] {
         int which = half == 1 ? 0 : is_attention ? 1 : 2;
@@ -211,12 +211,13 @@ struct Step {
                : is_attention ? 5
                               : 8,
                lows);
+      forget();
       if (half == 1) {
-        mlp(round, kept);
+        mlp(layer, round);
       } else {
         write_inputs(is_attention ? e.attention : e.inputs,
                      is_attention ? kAttentionInputs / 2 : kDeltaInputs / 2, round.kind);
-        if (is_wide()) kept = mix(layer, round);
+        if (is_wide()) mix(layer, round);
       }
     }
   }
@@ -234,7 +235,7 @@ struct Step {
     const Part part = part_of(model.vocabulary / 2, m.cta);
     for (int c = 0; c < 2 * part.count; c += 64) {
       uint4 w[8][m.kBlocks];
-      m.template take_columns<8>(w, 8);
+      m.template take_columns<0, 8, 8>(w, 8);
       m.multiply(w, x);
 #pragma unroll
       for (int i = 0; i * kThreads < kRows * 64; ++i) {
