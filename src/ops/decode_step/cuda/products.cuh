@@ -282,33 +282,51 @@ struct Multiplier {
     multiply(w, x);
   }
 
+  /// The weights of slots kFrom to kTo - 1 of a product of 8 columns with N blocks.
+  template <int kFrom, int kTo, int N>
+  __device__ __forceinline__ void take_blocks(uint4 (&w)[N]) {
+    constexpr int kFull = kTo < N / kBlocks ? kTo : N / kBlocks,
+                  kLeft = kTo * kBlocks > N ? N % kBlocks : 0;
+    int slots[kTo];
+#pragma unroll
+    for (int s = kFrom; s < kFull; ++s)
+      slots[s] = take(reinterpret_cast<uint4(&)[kBlocks]>(w[s * kBlocks]));
+    if constexpr (kLeft > 0)
+      slots[kFull] = take(reinterpret_cast<uint4(&)[kLeft]>(w[kFull * kBlocks]));
+#pragma unroll
+    for (int s = kFrom; s < kFull; ++s) release<kBlocks>(slots[s], w + s * kBlocks);
+    if constexpr (kLeft > 0) release<kLeft>(slots[kFull], w + kFull * kBlocks);
+  }
+  template <int kFrom, int kTo, int N>
+  __device__ __forceinline__ void multiply_blocks(float (&c)[4][4], const uint4 (&w)[N],
+                                                  const uint4 (&x)[N]) {
+#pragma unroll
+    for (int i = kFrom * kBlocks; i < kTo * kBlocks && i < N; ++i) {
+      const int half = 2 * i >= N ? 2 : 0;
+      mma(c[half], w[i].x, 0, w[i].y, 0, x[i].x, x[i].y);
+      mma(c[half + 1], w[i].z, 0, w[i].w, 0, x[i].z, x[i].w);
+    }
+  }
+
   /// Products of 8 columns with a vector of 256 N numbers. A warp's blocks of the vector times
   /// factors() of its halves, for rows 2t and 2t + 1.
   template <int N, class Lows, class Factors>
   __device__ __forceinline__ void wide(const u32* vector, u32 round, const Lows& lows,
                                        const Factors& factors) {
-    constexpr int kFull = N / kBlocks, kLeft = N % kBlocks;
+    constexpr int kSlots = (N + kBlocks - 1) / kBlocks,
+                  kEarly = kChanges && kRows == 8 && kSlots > 2 ? 2 : kSlots;  // as kSlotsBeforeLows
     uint4 w[N], x[N];
-    int slots[kFull + 1];
-#pragma unroll
-    for (int s = 0; s < kFull; ++s)
-      slots[s] = take(reinterpret_cast<uint4(&)[kBlocks]>(w[s * kBlocks]));
-    if constexpr (kLeft > 0)
-      slots[kFull] = take(reinterpret_cast<uint4(&)[kLeft]>(w[kFull * kBlocks]));
-#pragma unroll
-    for (int s = 0; s < kFull; ++s) release<kBlocks>(slots[s], w + s * kBlocks);
-    if constexpr (kLeft > 0) release<kLeft>(slots[kFull], w + kFull * kBlocks);
+    take_blocks<0, kEarly>(w);
     float first[2] = {}, second[2] = {};
     if constexpr (kChanges)
       lows.template rows<N>(*this, x, vector, round, first, second);
     else
       rows(x, vector, N * kWarps * 16, round);
     float c[4][4] = {};
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      const int half = 2 * i >= N ? 2 : 0;
-      mma(c[half], w[i].x, 0, w[i].y, 0, x[i].x, x[i].y);
-      mma(c[half + 1], w[i].z, 0, w[i].w, 0, x[i].z, x[i].w);
+    multiply_blocks<0, kEarly>(c, w, x);
+    if constexpr (kEarly < kSlots) {
+      take_blocks<kEarly, kSlots>(w);
+      multiply_blocks<kEarly, kSlots>(c, w, x);
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
