@@ -127,11 +127,23 @@ TEST_F(GpuDecodeStep, TheTableSaysWhatRuns) {
     const std::vector<Task> tasks = with(few, taken);
     EXPECT_TRUE(differ(generate(*one_, tasks), generate(*layers_, tasks))) << taken;
   }
-  for (const char* left : {"65 all-linear", "16 lm_head", "8 q_proj lm_head"}) {
+  const std::vector<Task> wide = with(few, "65 all-linear");
+  expect_same_bits(generate(*one_, wide), generate(*layers_, wide));
+}
+
+TEST_F(GpuDecodeStep, ChangesOfTheHeadAreLeftToTheLayers) {
+  assembly::ModelOnRanks one = model("cuda.sm90.one_kernel", /*is_tied=*/false),
+                         layers = model("layer_by_layer", /*is_tied=*/false);
+  const auto tasks = [](const std::string& set) {
+    return std::vector<Task>{{9, 6}, {9, 6, set}, {9, 6}};
+  };
+  for (const char* left : {"16 lm_head", "8 q_proj lm_head"}) {
     SCOPED_TRACE(left);
-    const std::vector<Task> tasks = with(few, left);
-    expect_same_bits(generate(*one_, tasks), generate(*layers_, tasks));
+    expect_same_bits(generate(one, tasks(left)), generate(layers, tasks(left)));
   }
+  const char* const taken = "16 all-linear";
+  EXPECT_NE(generate(one, tasks(taken)).completions.at(0).logprobs,
+            generate(layers, tasks(taken)).completions.at(0).logprobs);
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <ATen/ops/sin.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <map>
@@ -34,7 +35,8 @@ constexpr std::int64_t kVocabulary = 770;  // not a multiple of the kernel's til
 
 /// Layers of Qwen3.5-0.8B, which the kernel is compiled for, with random weights in bf16. No
 /// kernel: the one that is taken by itself.
-inline assembly::ModelOnRanks model(const std::string& kernel = "cuda.sm90.one_kernel") {
+inline assembly::ModelOnRanks model(const std::string& kernel = "cuda.sm90.one_kernel",
+                                    bool is_tied = true) {
   const nlohmann::ordered_json json = {
       {"model_type", "qwen3_5_text"}, {"vocab_size", kVocabulary},
       {"hidden_size", 1024},          {"intermediate_size", 3584},
@@ -42,7 +44,7 @@ inline assembly::ModelOnRanks model(const std::string& kernel = "cuda.sm90.one_k
       {"num_key_value_heads", 2},     {"head_dim", 256},
       {"linear_num_key_heads", 16},   {"linear_num_value_heads", 16},
       {"linear_key_head_dim", 128},   {"linear_value_head_dim", 128},
-      {"initializer_range", 0.03},    {"tie_word_embeddings", true}};
+      {"initializer_range", 0.03},    {"tie_word_embeddings", is_tied}};
   runtime::Context context;
   context.device = c10::Device(c10::DeviceType::CUDA, 0);
   context.dtype = at::kBFloat16;
@@ -173,7 +175,9 @@ class GpuDecodeStep : public ::testing::Test {
     EXPECT_GT(own.mean, 0);
     EXPECT_LT(own.mean, 2 * others.mean);
     EXPECT_LT(own.largest, 2 * others.largest);
-    EXPECT_LT(own.missed, 0.1);
+    // Changes by adapters spread logits, so that the others' roundings miss by more too.
+    RecordProperty("others_missed_e6", static_cast<int>(others.missed * 1e6));
+    EXPECT_LT(own.missed, std::max(0.1, 2 * others.missed));
   }
   static void expect_same_bits(const Found& found, const Found& again) {
     ASSERT_EQ(found.completions.size(), again.completions.size());

@@ -88,7 +88,7 @@ __device__ __forceinline__ void meet_scout() { named_sync(2, 64); }
 /// Slots of a narrow product that come before those of its lows: registers for these are few while
 /// a product's weights wait in them.
 template <bool kChanges>
-constexpr int kSlotsBeforeLows = kChanges ? 6 : 8;
+constexpr int kSlotsBeforeLows = kChanges ? 5 : 8;
 
 /// The loading warp. Lane i brings row i of a slot from `source`, if it has one.
 template <int kRows, bool kChanges>

@@ -316,7 +316,7 @@ __global__ void __launch_bounds__(kThreads + 128, 1)
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32,
             cta = static_cast<int>(blockIdx.x);
   if (warp >= kWarps) {
-    set_max_registers_down<72>();
+    set_max_registers_down<56>();
     if (warp == kWarps + 1) {
       Scout<kRows, kChanges> scout{lane, cta, a.model, a.rows, a.changes, shared.changes};
       scout.run();
@@ -327,7 +327,7 @@ __global__ void __launch_bounds__(kThreads + 128, 1)
       loader.run();
     }
   } else {
-    set_max_registers_up<216>();
+    set_max_registers_up<224>();
     Multiplier<kRows, kChanges> m{
         shared,   ring,     a.model.norm_offset, a.model.eps, cta, thread, warp, lane, lane / 4,
         lane % 4, a.changes};
