@@ -13,6 +13,11 @@ using namespace testing;
 
 using GpuDecodeStepAdapters = GpuDecodeStep;
 
+/// The base model's bound is 0.1. With changes lows are rounded, and inputs of mixers before and
+/// after them: errors of logits beside sums in double are 1.1 to 1.3 times as large
+/// (bench/cuda/decode_step), and the judge's logits have steps of 1/64, of which 7 were found.
+constexpr double kMostMissed = 0.125;
+
 TEST_F(GpuDecodeStepAdapters, AnswersAreThoseOfLaunchedPasses) {
   const std::string all = "16 all-linear", wide = "64 all-linear", odd = "5 all-linear",
                     some = "8 q_proj v_proj in_proj_qkv", mlp = "16 gate_proj up_proj down_proj",
@@ -44,7 +49,7 @@ TEST_F(GpuDecodeStepAdapters, AnswersAreThoseOfLaunchedPasses) {
     SCOPED_TRACE(std::to_string(tasks.size()) + " " + tasks[0].set);
     const Found found = generate(*one_, tasks);
     EXPECT_EQ(found.launched, 0);
-    expect_near(found, tasks);
+    expect_near(found, tasks, kMostMissed);
     expect_same_bits(found, generate(*one_, tasks));
   }
 }
@@ -58,7 +63,7 @@ TEST_F(GpuDecodeStepAdapters, SetsComeAndGo) {
     tasks.push_back({1 + 17 * i % 61, 3 + 7 * i % 23, sets[static_cast<std::size_t>(i) % 5]});
   const Found found = generate(*one_, tasks, true, /*at_once=*/5);
   EXPECT_GT(found.recorded, 40);
-  expect_near(found, tasks);
+  expect_near(found, tasks, kMostMissed);
   expect_same_bits(found, generate(*one_, tasks, true, 5));
 }
 

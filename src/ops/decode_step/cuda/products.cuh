@@ -314,7 +314,7 @@ struct Multiplier {
   __device__ __forceinline__ void wide(const u32* vector, u32 round, const Lows& lows,
                                        const Factors& factors) {
     constexpr int kSlots = (N + kBlocks - 1) / kBlocks,
-                  kEarly = kChanges && kRows == 8 && kSlots > 2 ? 1 : kSlots;  // as kSlotsBeforeLows
+                  kEarly = kChanges && kRows >= 4 && kSlots > 2 ? 1 : kSlots;  // as kSlotsBeforeLows
     uint4 w[N], x[N];
     take_blocks<0, kEarly>(w);
     float first[2] = {}, second[2] = {};
