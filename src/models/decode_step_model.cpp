@@ -2,6 +2,7 @@
 
 #include <initializer_list>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 
 #include "base/errors.h"
@@ -36,10 +37,36 @@ class LayerWeights {
   std::vector<const nn::Parameter*> all_;
 };
 
+/// The slots of a layer's matrices, found by their weights.
+class LayerSlots {
+ public:
+  LayerSlots(DecoderLayer& layer, const nn::RowAdapters& adapters) {
+    layer.visit_linears([&](nn::Linear& linear) {
+      const auto found = adapters.layers.find(&linear);
+      if (found != adapters.layers.end())
+        slots_.emplace(linear.weight().data().const_data_ptr(), found->second);
+    });
+  }
+  /// Undefined where nothing changes it.
+  at::Tensor of(const at::Tensor& weight) {
+    const auto found = slots_.find(weight.const_data_ptr());
+    if (found == slots_.end()) return {};
+    ++found_;
+    return found->second;
+  }
+  std::size_t found() const { return found_; }
+
+ private:
+  std::unordered_map<const void*, at::Tensor> slots_;
+  std::size_t found_ = 0;
+};
+
 }  // namespace
 
-ops::DecodeStep::Model decode_step_model(Model& model, const nn::Cache& cache) {
+std::optional<ops::DecodeStep::Model> decode_step_model(Model& model, const nn::Cache& cache,
+                                                        const nn::RowAdapters* adapters) {
   ops::DecodeStep::Model step;
+  std::size_t changed = 0;
   for (std::size_t i = 0; i < model.layers().size(); ++i) {
     const LayerWeights weights(*model.layers()[i]);
     const nn::LayerCache& own = cache.at(i);
@@ -67,7 +94,19 @@ ops::DecodeStep::Model decode_step_model(Model& model, const nn::Cache& cache) {
       layer.conv_states = own.conv;
       layer.states = own.state;
     }
+    if (adapters != nullptr) {
+      LayerSlots slots(*model.layers()[i], *adapters);
+      for (const at::Tensor& weight : layer.inputs) layer.slots.push_back(slots.of(weight));
+      for (const at::Tensor& weight : {layer.out, layer.gate, layer.up, layer.down})
+        layer.slots.push_back(slots.of(weight));
+      changed += slots.found();
+    }
     step.layers.push_back(std::move(layer));
+  }
+  if (adapters != nullptr) {
+    if (changed != adapters->layers.size()) return std::nullopt;
+    step.runs = adapters->runs;
+    step.rank = adapters->rank;
   }
   for (const Unit& unit : model.units()) {
     if (unit.name == "head") step.norm = unit.parameters.at(0)->data();

@@ -49,6 +49,10 @@ AdapterTables::Sets sets_of(const std::vector<RecordedDecoding::Row>& rows) {
   return sets;
 }
 
+const nn::RowAdapters* address_of(const std::optional<nn::RowAdapters>& adapters) {
+  return adapters ? &*adapters : nullptr;
+}
+
 /// Parts of a sequence beyond its end cost a launch's empty blocks.
 std::int64_t length_bucket(std::int64_t longest, std::int64_t capacity) {
   std::int64_t bucket = 512;
@@ -142,15 +146,22 @@ RecordedDecoding::Step RecordedDecoding::make_step(
   step.set = set;
   step.runs = at::empty({key.runs, 4}, at::TensorOptions().dtype(at::kInt).device(device));
   models::Model& model = *placed_.model;
-  const bool is_base = key.set == nullptr && key.rank == 0;
-  if (is_base && ops::can_decode_in_one_step(model.kernels())) {
-    step.exchange = ops::decode_step_exchange(
-        model.kernels(), models::decode_step_model(model, pool_.cache()), batch);
+  // Sets that tables do not take are told to the layers alone.
+  if (key.set == nullptr && ops::can_decode_in_one_step(model.kernels())) {
+    const auto adapters = adapters_of(step, key);
+    if (const auto whole = models::decode_step_model(model, pool_.cache(), address_of(adapters)))
+      step.exchange = ops::decode_step_exchange(model.kernels(), *whole, batch);
   }
   std::vector<std::int32_t> boundaries(static_cast<std::size_t>(batch) + 1);
   for (std::size_t i = 0; i < boundaries.size(); ++i) boundaries[i] = static_cast<std::int32_t>(i);
   step.sequences = ops::Sequences::from_host(boundaries, device);
   return step;
+}
+
+std::optional<nn::RowAdapters> RecordedDecoding::adapters_of(const Step& step,
+                                                             const Key& key) const {
+  if (key.rank == 0) return std::nullopt;
+  return tables_->adapters(step.runs, key.rank);
 }
 
 at::Tensor RecordedDecoding::run_layers(Step& step, const Key& key,
@@ -162,9 +173,8 @@ at::Tensor RecordedDecoding::run_layers(Step& step, const Key& key,
   cached.rotary = rotary_;
   nn::Pass pass = model.cached_pass(step.sequences, std::move(cached));
   if (key.set != nullptr) pass.adapters = {{key.set, key.batch, {}}};
-  std::optional<nn::RowAdapters> by_row;
-  if (key.rank > 0) by_row = tables_->adapters(step.runs, key.rank);
-  if (by_row) pass.row_adapters = &*by_row;
+  const auto by_row = adapters_of(step, key);
+  pass.row_adapters = address_of(by_row);
   std::vector<at::Tensor> experts;
   const at::Tensor hidden = placed_.pipeline->evaluate(model, step.whole.select(0, kToken), pass,
                                                        key.experts ? &experts : nullptr);
@@ -181,8 +191,11 @@ void RecordedDecoding::run(Step& step, const Key& key) const {
   rows.pages = step.pages;
   rows.longest = key.longest;
   if (step.exchange.defined()) {
-    step.logits = ops::decode_step(model.kernels(), models::decode_step_model(model, pool_.cache()),
-                                   step.whole.select(0, kToken), rows, rotary_, step.exchange);
+    const auto adapters = adapters_of(step, key);
+    step.logits = ops::decode_step(
+        model.kernels(),
+        models::decode_step_model(model, pool_.cache(), address_of(adapters)).value(),
+        step.whole.select(0, kToken), rows, rotary_, step.exchange);
   } else {
     step.logits = run_layers(step, key, rows);
   }

@@ -2,7 +2,7 @@
 // the kernel hands them on.
 #pragma once
 
-#include "problem.cuh"
+#include "adapters.cuh"
 
 namespace heddle::bench_cuda {
 
@@ -38,6 +38,31 @@ static __global__ void product(const double* x, const bf16* norm, float offset, 
   }
   if (norm) sum *= rsqrt(squares / depth + static_cast<double>(eps));
   if (threadIdx.x == 0) y[int64_t{row} * stride + first + column] = sum;
+}
+
+/// Columns of a row's y get what its factors add, in one CTA.
+static __global__ void add_change(const double* x, const bf16* norm, float offset, float eps,
+                                  SlotFactors f, double* y, int depth, int columns) {
+  __shared__ double low[64];
+  double squares = 0;
+  for (int k = threadIdx.x; k < depth; k += 256) squares += x[k] * x[k];
+  squares = total(squares);
+  for (int rank = 0; rank < f.rank; ++rank) {
+    double sum = 0;
+    for (int k = threadIdx.x; k < depth; k += 256)
+      sum += x[k] * (norm ? static_cast<double>(offset) + d(norm[k]) : 1.) *
+             d(static_cast<const bf16*>(f.a)[rank * depth + k]);
+    sum = total(sum);
+    if (norm) sum *= rsqrt(squares / depth + static_cast<double>(eps));
+    if (threadIdx.x == 0) low[rank] = sum * static_cast<double>(f.scale);
+  }
+  __syncthreads();
+  for (int column = threadIdx.x; column < columns; column += 256) {
+    double sum = 0;
+    for (int rank = 0; rank < f.rank; ++rank)
+      sum += low[rank] * d(static_cast<const bf16*>(f.b)[int64_t{column} * f.rank + rank]);
+    y[column] += sum;
+  }
 }
 
 /// x += y, and x rounded; y may be null.
@@ -150,7 +175,9 @@ static __global__ void widen(const float* from, double* to, int64_t count) {
 /// Caches of its own, those of the model when it is made.
 class Reference {
  public:
-  Reference(const DecodeStepModel& model, const CacheSizes& sizes) : model_(model) {
+  Reference(const DecodeStepModel& model, const CacheSizes& sizes,
+            const Adapters* adapters = nullptr)
+      : model_(model), adapters_(adapters) {
     for (int l = 0; l < model.layers; ++l) {
       const DecodeStepLayer& layer = model.layer[l];
       const auto copy = [](const void* from, int64_t count) {
@@ -189,6 +216,16 @@ class Reference {
           x_, static_cast<const bf16*>(norm), model_.norm_offset, model_.eps,
           static_cast<const bf16*>(a), y, depth, stride, start);
     };
+    const auto change = [&](int l, int matrix, const void* norm, int stride, int start) {
+      for (int row = 0; adapters_ != nullptr && row < rows.rows; ++row) {
+        const SlotFactors f = adapters_->of(l, matrix, row);
+        const auto [columns, depth] = shape_of(model_.layer[l], matrix);
+        if (f.rank > 0)
+          add_change<<<1, 256>>>(x_ + int64_t{row} * depth, static_cast<const bf16*>(norm),
+                                 model_.norm_offset, model_.eps, f,
+                                 y_ + int64_t{row} * stride + start, depth, columns);
+      }
+    };
     const int width = rows.rows * kWidth;
     const auto onto_residual = [&] {
       add<<<static_cast<unsigned>((width + 255) / 256), 256>>>(residual_, y_, x_, width);
@@ -212,20 +249,28 @@ class Reference {
         const int columns[3] = {2 * kMixer, kKeys, kKeys}, all = 2 * kMixer + 2 * kKeys;
         for (int p = 0, start = 0; p < 3; start += columns[p++])
           run(layer.norm_mixer, layer.inputs[p], y_, columns[p], kWidth, all, start);
+        for (int p = 0, start = 0; p < 3; start += columns[p++])
+          change(l, p, layer.norm_mixer, all, start);
         attention<<<dim3(8, n), 256>>>(layer, y_, rows, first[i], second[i], model_.norm_offset,
                                        model_.eps, x_);
       } else {
         const int columns[4] = {kChannels, kMixer, 16, 16}, all = 4 * kMixer + 32;
         for (int p = 0, start = 0; p < 4; start += columns[p++])
           run(layer.norm_mixer, layer.inputs[p], y_, columns[p], kWidth, all, start);
+        for (int p = 0, start = 0; p < 4; start += columns[p++])
+          change(l, p, layer.norm_mixer, all, start);
         delta_net<<<dim3(16, n), 128>>>(layer, y_, rows.slots, first[i], states[i], model_.eps, x_);
       }
       run(nullptr, layer.out, y_, kWidth, kMixer, kWidth, 0);
+      change(l, 4, nullptr, kWidth, 0);
       onto_residual();
       run(layer.norm_mlp, layer.gate, y_, kInner, kWidth, 2 * kInner, 0);
       run(layer.norm_mlp, layer.up, y_, kInner, kWidth, 2 * kInner, kInner);
+      change(l, 5, layer.norm_mlp, 2 * kInner, 0);
+      change(l, 6, layer.norm_mlp, 2 * kInner, kInner);
       swiglu<<<static_cast<unsigned>(rows.rows * kInner / 256), 256>>>(y_, x_);
       run(nullptr, layer.down, y_, kWidth, kInner, kWidth, 0);
+      change(l, 7, nullptr, kWidth, 0);
       onto_residual();
     }
     run(model_.norm, model_.head, logits, model_.vocabulary, kWidth, model_.vocabulary, 0);
@@ -238,6 +283,7 @@ class Reference {
 
  private:
   const DecodeStepModel& model_;
+  const Adapters* adapters_;
   double *residual_, *x_, *y_;
 };
 

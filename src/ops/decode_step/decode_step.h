@@ -32,6 +32,9 @@ struct DecodeStep {
     at::Tensor conv, a_log, dt_bias, norm, conv_states, states;
     // Attention, see AttentionDecode; undefined with Gated DeltaNet.
     at::Tensor q_norm, k_norm, keys, values;
+    /// Slots of low-rank changes of `inputs`, out, gate, up and down, see LowRankSlots::layers;
+    /// undefined where no set changes the matrix, empty without changes.
+    std::vector<at::Tensor> slots;
   };
   struct Model {
     std::vector<Layer> layers;
@@ -39,6 +42,10 @@ struct DecodeStep {
     at::Tensor norm, head;   ///< [H], [V,H]
     double norm_offset = 0;  ///< Norms but the gated one scale by this plus their weight.
     double eps = 0;
+    /// Which rows have which slots, and the changes' widest rank, see LowRankSlots; undefined: the
+    /// base model.
+    at::Tensor runs;
+    std::int64_t rank = 0;
   };
   struct Functions {
     /// Memory of the steps of so many sequences; undefined where the kernel does not take them.
@@ -52,9 +59,10 @@ struct DecodeStep {
 /// Whether a kernel was requested and chosen that has all layers.
 bool can_decode_in_one_step(const KernelTable& kernels);
 
-/// Memory in which the parts of that kernel meet, for steps of `rows` sequences of the base model
-/// that run one after another; undefined where the layers run one by one: the kernel does not take
-/// the weights' types or so many rows, or another kernel was chosen for one of its parts.
+/// Memory in which the parts of that kernel meet, for steps of `rows` sequences that run one after
+/// another, with as many runs of changes of one widest rank or without; undefined where the layers
+/// run one by one: the kernel does not take the weights' types, so many rows or such a rank, or
+/// another kernel was chosen for one of its parts.
 at::Tensor decode_step_exchange(const KernelTable& kernels, const DecodeStep::Model& model,
                                 std::int64_t rows);
 

@@ -84,10 +84,10 @@ __device__ __forceinline__ float weight_of(float largest, float most) {
 }
 
 /// The CTA's part of the keys.
-template <int kRows>
+template <int kRows, bool kChanges>
 struct KeyReader {
   static constexpr int kAhead = 2;  ///< Keys that a warp computes with at once.
-  const Multiplier<kRows>& m;
+  const Multiplier<kRows, kChanges>& m;
   const DecodeStepLayer& layer;
   KeyPlaces place_of;
   int64_t before, first;  ///< Keys in the cache; the part's first.
@@ -161,9 +161,65 @@ struct KeyReader {
   }
 };
 
+/// Queries of a key head's group, its key and value with their changes, a lane's 8 numbers of each:
+/// all threads have a part of them and hand it on.
+template <class M>
+__device__ __forceinline__ void await_changed_queries(M& m, uint4 (&in)[kGroup + 2],
+                                                      const Exchange& e, int row, int head,
+                                                      u32 round) {
+  constexpr int D = Shape::kHeadDim, N = (kGroup + 2) * D / 2 / kThreads;
+  static_assert(N == 3 && 2 * kThreads == kGroup * D / 2);
+  const int rank = m.changes.rank, run = m.run_of(row), thread = m.thread;
+  const u32* const lows = m.own_lows(e.low_attention, row, 4);
+  const bool has_lows = m.has(kOfAttention);
+  // Two words of queries, one of the key or the value.
+  const int last = 1 + thread / (D / 2);
+  const auto place = [&](int i) {
+    const int at = i * kThreads + thread, h = at / (D / 2);
+    return i < 2 ? (head * kGroup + h) * D + at % (D / 2)
+                 : kMixer + (last - 1) * (kKeys / 2) + head * (D / 2) + thread % (D / 2);
+  };
+  const int first_column[N] = {2 * place(0), 2 * place(1), head * D + thread % (D / 2) * 2};
+  u32 v[N];
+  float2 sums[N] = {};
+#pragma unroll 1
+  for (int first = 0; first < rank; first += 16) {
+    ColumnPair b[N];
+#pragma unroll
+    for (int i = 0; i < N; ++i) b[i].load(m.factors(i < 2 ? 0 : last, run), first_column[i], first);
+    uint4 low[4];
+    await_both(
+        v, e.attention + row * (kAttentionInputs / 2), place, low, lows,
+        [&](int i) {
+          return has_lows ? (i < 2 ? 0 : last) * (rank / 2) + first / 2 + 4 * (i % 2) : -1;
+        },
+        round);
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      const int which = i < 2 ? 0 : 2;
+      b[i].add(sums[i], low[which], low[which + 1]);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    const int matrix = i < 2 ? 0 : last;
+    ColumnPair::add_slowly(sums[i], m.factors(matrix, run), first_column[i],
+                           lows + matrix * (rank / 2));
+  }
+  u32* const shared = m.shared.queries.words;
+#pragma unroll
+  for (int i = 0; i < N; ++i)
+    shared[i * kThreads + thread] =
+        pack_bf16((bf16_lo(v[i]) + sums[i].x) * kRead, (bf16_hi(v[i]) + sums[i].y) * kRead);
+  m.sync();
+#pragma unroll
+  for (int i = 0; i < kGroup + 2; ++i)
+    in[i] = *reinterpret_cast<const uint4*>(shared + i * (D / 2) + 4 * m.lane);
+}
+
 /// Writes the CTA's part of e.outputs and e.sums.
-template <int kRows>
-__device__ __forceinline__ void attend(Multiplier<kRows>& m, const DecodeStepLayer& layer,
+template <int kRows, bool kChanges>
+__device__ __forceinline__ void attend(Multiplier<kRows, kChanges>& m, const DecodeStepLayer& layer,
                                        const DecodeStepRows& rows, const Exchange& e,
                                        const Rounds& round) {
   using P = KeyPart<kRows>;
@@ -179,7 +235,7 @@ __device__ __forceinline__ void attend(Multiplier<kRows>& m, const DecodeStepLay
     if (m.thread < kGroup * 2) store_word(sums + m.thread, make_word(0, round.kind));
     return;
   }
-  KeyReader<kRows> reader{m, layer};
+  KeyReader<kRows, kChanges> reader{m, layer};
   reader.place_of = {rows.pages + static_cast<int64_t>(part.row) * rows.table_pages,
                      __ffs(rows.page_tokens) - 1, part.head, 8 * m.lane};
   reader.before = before;
@@ -191,24 +247,28 @@ __device__ __forceinline__ void attend(Multiplier<kRows>& m, const DecodeStepLay
   const uint4 q_weights = __ldg(static_cast<const uint4*>(layer.q_norm) + m.lane),
               k_weights = __ldg(static_cast<const uint4*>(layer.k_norm) + m.lane);
   uint4 in[kGroup + 2];  // queries, key, value
-  await_words(in, e.attention + part.row * (kAttentionInputs / 2) + 4 * m.lane, round.kind,
-              [&](int i) {
-                return i < kGroup ? (part.head * kGroup + i) * D
-                                  : kMixer + part.head * (D / 2) + (i > kGroup ? kKeys / 2 : 0);
-              });
+  constexpr float kScale = kChanges ? 1.f : kRead;
+  if constexpr (kChanges)
+    await_changed_queries(m, in, e, part.row, part.head, round.kind);
+  else
+    await_words(in, e.attention + part.row * (kAttentionInputs / 2) + 4 * m.lane, round.kind,
+                [&](int i) {
+                  return i < kGroup ? (part.head * kGroup + i) * D
+                                    : kMixer + part.head * (D / 2) + (i > kGroup ? kKeys / 2 : 0);
+                });
   float q[kGroup][8];
 #pragma unroll
   for (int h = 0; h < kGroup; ++h) {
-    unpack(in[h], q[h], kRead);
+    unpack(in[h], q[h], kScale);
     rotation.apply(q[h], q_weights, m.offset, m.eps);
 #pragma unroll
     for (int i = 0; i < 8; ++i) q[h][i] *= 0.0625f * 1.4426950408889634f;  // D^-1/2 log2(e)
   }
   float x[8];
-  unpack(in[kGroup], x, kRead);
+  unpack(in[kGroup], x, kScale);
   rotation.apply(x, k_weights, m.offset, m.eps);
   reader.new_key = packed(x);
-  unpack(in[kGroup + 1], x, kRead);
+  unpack(in[kGroup + 1], x, kScale);
   reader.new_value = packed(x);
   const int64_t newest = before - reader.first;
   if (newest < reader.count && newest % kWarps == m.warp) {
@@ -272,8 +332,8 @@ __device__ __forceinline__ void attend(Multiplier<kRows>& m, const DecodeStepLay
 static_assert(kThreads == Shape::kHeadDim);
 
 /// Joins the parts of the CTA's columns of e.mixed.
-template <int kRows>
-__device__ __forceinline__ void join(Multiplier<kRows>& m, const DecodeStepRows& rows,
+template <int kRows, bool kChanges>
+__device__ __forceinline__ void join(Multiplier<kRows, kChanges>& m, const DecodeStepRows& rows,
                                      const Exchange& e, const Rounds& round) {
   using P = MixerPart<kRows>;
   using K = KeyPart<kRows>;
@@ -311,26 +371,54 @@ __device__ __forceinline__ void join(Multiplier<kRows>& m, const DecodeStepRows&
   shared.outputs[m.thread] = output;
   shared.sums[m.thread] = make_float2(most, sum);
   m.sync();
-  if (m.thread >= (C + 31) / 32 * 32) return;
-  u32 gate[1];
-  await_words(gate, e.attention + part.row * (kAttentionInputs / 2), round.kind,
-              [&](int) { return head * D + D / 2 + at % D / 2; });
-  most = -INFINITY, sum = output = 0;
+  const auto finish = [&] {
+    if (m.thread >= (C + 31) / 32 * 32) return;
+    u32 gate[1];
+    const u32* const inputs = e.attention + part.row * (kAttentionInputs / 2);
+    const auto place = [&](int) { return head * D + D / 2 + at % D / 2; };
+    float2 change = make_float2(0, 0);
+    if constexpr (kChanges) {
+      u32 v[2];
+      change = await_changed(m, v, inputs, place(0), 0, 2 * place(0),
+                             m.own_lows(e.low_attention, part.row, 4), kOfAttention,
+                             m.run_of(part.row), round.kind);
+      gate[0] = v[0];
+    } else {
+      await_words(gate, inputs, round.kind, place);
+    }
+    most = -INFINITY, sum = output = 0;
 #pragma unroll
-  for (int i = 0; i < kGroups; ++i) most = fmaxf(most, shared.sums[column + i * C].x);
+    for (int i = 0; i < kGroups; ++i) most = fmaxf(most, shared.sums[column + i * C].x);
 #pragma unroll
-  for (int i = 0; i < kGroups; ++i) {
-    const float2 other = shared.sums[column + i * C];
-    const float weight = weight_of(other.x, most);
-    sum += other.y * weight;
-    output += shared.outputs[column + i * C] * weight;
+    for (int i = 0; i < kGroups; ++i) {
+      const float2 other = shared.sums[column + i * C];
+      const float weight = weight_of(other.x, most);
+      sum += other.y * weight;
+      output += shared.outputs[column + i * C] * weight;
+    }
+    const float y = rounded(output / sum) * sigmoid(kRead * (at % 2 ? bf16_hi(gate[0]) + change.y
+                                                                    : bf16_lo(gate[0]) + change.x));
+    if (m.thread < C) m.note(part.row, y);
+    const float next = __shfl_down_sync(~0u, y, 1);
+    if (m.thread < C && column % 2 == 0)
+      store_word(e.mixed + part.row * (kMixer / 2) + at / 2, make_word(y, next, round.layer));
+    if constexpr (kChanges) {
+      if (m.thread < C) m.shared.changes.mixed[column] = y;
+    }
+  };
+  MixerLows<kRows> lows;
+  if (m.has(kOfOutput)) lows.begin(m.factors(kOutput, m.run_of(part.row)), part.column(), m.thread);
+  finish();
+  if constexpr (kChanges) {
+    if (!m.has(kOfOutput)) return;
+    const int words = m.changes.rank / 2;
+    m.sync();
+    const float4 y =
+        reinterpret_cast<const float4*>(m.shared.changes.mixed)[m.thread % lows.kLanes];
+    const float o[4] = {y.x, y.y, y.z, y.w};
+    lows.write(o, e.low_mixed + part.place() * words, words, m.thread, round.layer,
+               [&](float x) { m.note(part.row, x); });
   }
-  const float y =
-      rounded(output / sum) * sigmoid(kRead * (at % 2 ? bf16_hi(gate[0]) : bf16_lo(gate[0])));
-  if (m.thread < C) m.note(part.row, y);
-  const float next = __shfl_down_sync(~0u, y, 1);
-  if (m.thread < C && column % 2 == 0)
-    store_word(e.mixed + part.row * (kMixer / 2) + at / 2, make_word(y, next, round.layer));
 }
 
 }  // namespace heddle::ops::cuda::decode

@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "ops/grouped_low_rank/cuda/slots.h"
+
 namespace heddle::ops::cuda {
 
 /// Shapes that the kernel is compiled for: those of Qwen3.5-0.8B. Layers and vocabulary are free.
@@ -57,12 +59,24 @@ struct DecodeStepRows {
   float* logits = nullptr;                     ///< [rows,vocabulary]
 };
 
+/// Low-rank changes of the layers' matrices by rows: which sets have which factors stands on the
+/// device, see LowRankSlots.
+struct DecodeStepChanges {
+  static constexpr int kMatrices = 8, kMostRank = 64;
+  const SlotRun* runs = nullptr;  ///< [count]; null: the base model's step.
+  int count = 0;                  ///< No more than rows; every row is of one run.
+  int rank = 0;                   ///< 16, 32 or 64, no less than any rank that a run has.
+  /// Of DecodeStepLayer::inputs, out, gate, up, down [slots]; null: no set changes the matrix.
+  const SlotFactors* slots[DecodeStepShape::kMostLayers][kMatrices] = {};
+  unsigned groups = 0;  ///< The kernel's own: which vectors of lows there are.
+};
+
 /// Whether this build has the kernel and the current device runs it.
 bool decode_step_available();
 
 /// Words of 32 bits of `exchange` below. Before the first step all bytes of it are 0xff but for the
-/// first kDecodeStepHead words, which are 0. Steps with one exchange have the same model shape and
-/// as many rows, and run one after another.
+/// first kDecodeStepHead words, which are 0. Steps with one exchange have the same model shape, as
+/// many rows, the same count and rank of changes, and run one after another.
 int64_t decode_step_words();
 constexpr int kDecodeStepHead = 32;
 
@@ -70,6 +84,6 @@ constexpr int kDecodeStepHead = 32;
 /// one page only if nobody wants their logits. One logit at least of a row is NaN where a number
 /// between its products is not finite or beyond +-2^64.
 void decode_step(const DecodeStepModel& model, const DecodeStepRows& rows, uint32_t* exchange,
-                 cudaStream_t stream);
+                 cudaStream_t stream, const DecodeStepChanges* changes = nullptr);
 
 }  // namespace heddle::ops::cuda

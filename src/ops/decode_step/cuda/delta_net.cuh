@@ -46,12 +46,75 @@ struct History {
   }
 };
 
-/// Makes the CTA's columns of e.mixed. Returns a history to store when all CTAs have read theirs;
-/// without `from`: none.
-template <int kRows>
-__device__ __forceinline__ History delta_net(Multiplier<kRows>& m, const DecodeStepLayer& layer,
-                                             const DecodeStepRows& rows, const Exchange& e,
-                                             const Rounds& round) {
+/// Waits for words of a row's inputs: a pair of columns at base + pair, and a gate's at base +
+/// gate; what is below 0 is not wanted. Returns what changes add to the pair, which begins at
+/// `column` of a matrix; what they add to column `head` of the gate's matrix goes to `gate_change`.
+template <class M>
+__device__ __forceinline__ float2 await_changed(const M& m, u32 (&v)[2], const u32* base, int pair,
+                                                int matrix, int column, const u32* lows,
+                                                unsigned group, int run, u32 round, int gate = -1,
+                                                int gate_matrix = 0, int head = 0,
+                                                float* gate_change = nullptr) {
+  const int rank = m.changes.rank;
+  const bool has_lows = m.has(group);
+  const SlotFactors &f = m.factors(matrix, run), &of_gate = m.factors(gate_matrix, run);
+  float2 sums = make_float2(0, 0);
+  float gate_sum = 0;
+#pragma unroll 1
+  for (int first = 0; first < rank; first += 16) {
+    ColumnPair b;
+    b.load(f, column, first, pair >= 0);
+    u32 own[8];
+    load_ranks(own, of_gate, head, first, gate >= 0);
+    uint4 low[4];
+    await_both(
+        v, base, [&](int i) { return i == 0 ? pair : gate; }, low, lows,
+        [&](int i) {
+          return !has_lows || (i < 2 ? pair : gate) < 0
+                     ? -1
+                     : (i < 2 ? matrix : gate_matrix) * (rank / 2) + first / 2 + 4 * (i % 2);
+        },
+        round);
+    if (!has_lows) return sums;
+    b.add(sums, low[0], low[1]);
+    if (gate >= 0) gate_sum += dot(own, low[2], low[3]);
+  }
+  if (pair >= 0) ColumnPair::add_slowly(sums, f, column, lows + matrix * (rank / 2));
+  if (gate >= 0) {
+    if (!has_whole_rows(of_gate))
+      gate_sum += slow_change(of_gate, head, lows + gate_matrix * (rank / 2));
+    *gate_change = gate_sum;
+  }
+  return sums;
+}
+
+/// Word of the inputs of q and k that a thread below 128 has.
+__device__ __forceinline__ int query_word(int head, int thread) {
+  return thread / 64 * (kMixer / 2) + head * 64 + thread % 64;
+}
+/// The history of the word's two channels.
+__device__ __forceinline__ u32* history_of(const DecodeStepLayer& layer, int64_t slot, int word) {
+  return static_cast<u32*>(layer.conv_states) + slot * (kChannels * 3 / 2) + word * 3;
+}
+/// Stores the histories of q and k when all CTAs of the head have read them.
+template <int kRows, class M>
+__device__ __forceinline__ void store_kept(const M& m, const DecodeStepLayer& layer,
+                                           const DecodeStepRows& rows) {
+  using P = MixerPart<kRows>;
+  const P part(m.cta);
+  if (P::kParts == 1 || layer.is_attention || m.cta >= kWideCtas || part.part != 0 ||
+      m.thread >= 128)
+    return;
+  u32* const to = history_of(layer, rows.slots[part.row], query_word(part.head, m.thread));
+#pragma unroll
+  for (int i = 0; i < 3; ++i) to[i] = m.shared.delta.kept[i][m.thread];
+}
+
+/// Makes the CTA's columns of e.mixed; store_kept() follows.
+template <int kRows, bool kChanges>
+__device__ __forceinline__ void delta_net(Multiplier<kRows, kChanges>& m,
+                                          const DecodeStepLayer& layer, const DecodeStepRows& rows,
+                                          const Exchange& e, const Rounds& round) {
   using P = MixerPart<kRows>;
   constexpr int kWords = P::kColumns / 2, kLanes = P::kColumns / 4;
   constexpr int kValues = 128, kGates = 192;  // first threads of v and of z
@@ -63,62 +126,77 @@ __device__ __forceinline__ History delta_net(Multiplier<kRows>& m, const DecodeS
       layer.states + (slot * Shape::kDeltaHeads + part.head) * int64_t{128 * 128};
   gdn_step::StateTile<128, P::kColumns> state(own_state, part.part * P::kColumns, thread);
   const u32* const inputs = e.inputs + part.row * (kDeltaInputs / 2);
+  const int run = m.run_of(part.row), low_words = m.changes.rank / 2;
+  const u32* const lows = m.own_lows(e.low_inputs, part.row, 4);
+  MixerLows<kRows> out_lows;
+  if (m.has(kOfOutput)) out_lows.begin(m.factors(kOutput, run), part.column(), thread);
 
-  History kept{{}, nullptr};
-  if (thread < kGates) {
-    const int word = thread < kValues ? thread / 64 * (kMixer / 2) + part.head * 64 + thread % 64
+  // A thread has a pair of columns: of q, k, v, which a convolution follows, or of z. The first two
+  // of z have b and a of the head too.
+  const bool is_z = thread >= kGates;
+  const int own = thread - kGates, own_z = kChannels / 2 + part.column() / 2 + own;
+  const bool has = thread < kValues + kWords || (is_z && own < kWords), is_gate = is_z && own < 2;
+  const int word = is_z               ? own_z
+                   : thread < kValues ? query_word(part.head, thread)
                                       : kMixer + part.column() / 2 + thread - kValues;
-    if (thread < kValues + kWords) {
-      History history{{},
-                      static_cast<u32*>(layer.conv_states) + slot * (kChannels * 3 / 2) + word * 3};
-      history.load();
-      const uint4 taps = __ldg(static_cast<const uint4*>(layer.conv) + word);
-      u32 v[1];
-      await_words(v, inputs, round.kind, [&](int) { return word; });
-      const u32 now = pack_bf16(bf16_lo(v[0]) * kRead, bf16_hi(v[0]) * kRead);
-      const float2 y = history.step(now, taps);
-      float* const to = thread < 64        ? shared.step.q + 2 * thread
-                        : thread < kValues ? shared.step.k + 2 * (thread - 64)
-                                           : shared.v + 2 * (thread - kValues);
-      *reinterpret_cast<float2*>(to) = y;
-      if (P::kParts == 1 || thread >= kValues)
-        history.store();
-      else if (part.part == 0)
-        kept = history;
-    }
+  History history{{}, history_of(layer, slot, word)};
+  uint4 taps = make_uint4(0, 0, 0, 0);
+  u32 weight = 0;
+  float rate = 0, bias = 0;
+  if (has && !is_z) {
+    history.load();
+    taps = __ldg(static_cast<const uint4*>(layer.conv) + word);
+  } else if (has) {
+    weight = __ldg(static_cast<const u32*>(layer.norm) + part.part * kWords + own);
+    if (is_gate) rate = -expf(layer.a_log[part.head]), bias = layer.dt_bias[part.head];
+  }
+  const int pair = has ? word : -1,
+            gate = is_gate ? 2 * kMixer + (part.head + own * Shape::kDeltaHeads) / 2 : -1;
+  u32 v[2];
+  float2 change = make_float2(0, 0);
+  float gate_change = 0;
+  if constexpr (kChanges) {
+    change =
+        await_changed(m, v, inputs, pair, is_z, is_z ? part.column() + 2 * own : 2 * word, lows,
+                      kOfInputs, run, round.kind, gate, 2 + own % 2, part.head, &gate_change);
   } else {
-    const int own = thread - kGates;
-    const bool has = own < kWords;
-    const float rate = -expf(layer.a_log[part.head]), bias = layer.dt_bias[part.head];
-    const u32 weight =
-        __ldg(static_cast<const u32*>(layer.norm) + part.part * kWords + (has ? own : 0));
-    u32 v[3];
-    const int b = 2 * kMixer + part.head / 2, a = b + Shape::kDeltaHeads / 2,
-              z = kChannels / 2 + part.column() / 2 + own;
-    await_words(v, inputs, round.kind, [&](int i) {
-      return i == 0 ? (has ? z : b) : i == 1 ? b : a;
-    });
-    const bool odd = part.head % 2;
-    const auto of = [&](u32 word) { return kRead * (odd ? bf16_hi(word) : bf16_lo(word)); };
-    if (own == 0) {
-      shared.decay = __expf(rate * softplus(of(v[2]) + bias));
-      shared.beta = sigmoid(of(v[1]));
-    }
-    if (has) {
-      const float lo = kRead * bf16_lo(v[0]), hi = kRead * bf16_hi(v[0]);
-      shared.gates[2 * own] = bf16_lo(weight) * lo * sigmoid(lo);
-      shared.gates[2 * own + 1] = bf16_hi(weight) * hi * sigmoid(hi);
+    u32 none[1];
+    await_both(
+        v, inputs, [&](int i) { return i == 0 ? pair : gate; }, none, inputs,
+        [](int) { return -1; }, round.kind);
+  }
+  const float lo = kRead * (bf16_lo(v[0]) + change.x), hi = kRead * (bf16_hi(v[0]) + change.y);
+  if (has && !is_z) {
+    const float2 y = history.step(pack_bf16(lo, hi), taps);
+    float* const to = thread < 64        ? shared.step.q + 2 * thread
+                      : thread < kValues ? shared.step.k + 2 * (thread - 64)
+                                         : shared.v + 2 * (thread - kValues);
+    *reinterpret_cast<float2*>(to) = y;
+    if (P::kParts == 1 || thread >= kValues)
+      history.store();
+    else
+#pragma unroll
+      for (int i = 0; i < 3; ++i) shared.kept[i][thread] = history.before[i];
+  } else if (has) {
+    shared.gates[2 * own] = bf16_lo(weight) * lo * sigmoid(lo);
+    shared.gates[2 * own + 1] = bf16_hi(weight) * hi * sigmoid(hi);
+    if (is_gate) {
+      const float x = kRead * ((part.head % 2 ? bf16_hi(v[1]) : bf16_lo(v[1])) + gate_change);
+      if (own == 0)
+        shared.beta = sigmoid(x);
+      else
+        shared.decay = __expf(rate * softplus(x + bias));
     }
   }
   m.sync();
   const gdn_step::Factors f =
       gdn_step::factors<128>(shared.step.q, shared.step.k, true, 0.08838834764831845f);  // 128^-1/2
-  const int own = thread % kLanes * 4;
-  const float v[4] = {shared.v[own], shared.v[own + 1], shared.v[own + 2], shared.v[own + 3]};
+  const int at = thread % kLanes * 4;
+  const float values[4] = {shared.v[at], shared.v[at + 1], shared.v[at + 2], shared.v[at + 3]};
   state.step(
-      shared.step, f, shared.decay, shared.beta, v, [&] { m.sync(); },
+      shared.step, f, shared.decay, shared.beta, values, [&] { m.sync(); },
       [&](const float4& step) {
-        if (m.warp > 0) return;
+        if (!m.has(kOfOutput) && m.warp > 0) return;
         float o[4] = {rounded(step.x), rounded(step.y), rounded(step.z), rounded(step.w)};
         float square = (o[0] * o[0] + o[1] * o[1]) + (o[2] * o[2] + o[3] * o[3]);
         square = lane_sum<kLanes>(square);
@@ -126,7 +204,7 @@ __device__ __forceinline__ History delta_net(Multiplier<kRows>& m, const DecodeS
         const float rstd = P::kParts == 1 ? rsqrtf(square / 128 + m.eps) : 1.f;
 #pragma unroll
         for (int c = 0; c < 4; ++c) {
-          o[c] *= rstd * shared.gates[own + c];
+          o[c] *= rstd * shared.gates[at + c];
           if (thread < kLanes) m.note(part.row, o[c]);
         }
         if (thread < kLanes)
@@ -135,14 +213,18 @@ __device__ __forceinline__ History delta_net(Multiplier<kRows>& m, const DecodeS
         if (P::kParts > 1 && thread == 0)
           store_word(e.squares + (part.row * Shape::kDeltaHeads + part.head) * 8 + part.part,
                      make_word(square, round.kind));
+        if (m.has(kOfOutput)) {
+          out_lows.write(o, e.low_mixed + part.place() * low_words, low_words, thread, round.layer,
+                         [&](float x) { m.note(part.row, x); });
+        }
       });
-  return kept;
 }
 
 /// The norm's factor of row g in a head; to be multiplied with sums of rows 2t and 2t + 1.
-template <int kRows>
-__device__ __forceinline__ void apply_head_norm(const Multiplier<kRows>& m, const Exchange& e,
-                                                u32 round, float (&first)[2], float (&second)[2]) {
+template <int kRows, bool kChanges>
+__device__ __forceinline__ void apply_head_norm(const Multiplier<kRows, kChanges>& m,
+                                                const Exchange& e, u32 round, float (&first)[2],
+                                                float (&second)[2]) {
   constexpr int kParts = MixerPart<kRows>::kParts;
   if constexpr (kParts > 1) {
     // A warp's parts of the depth are heads `warp` and 8 + `warp`; lane t has parts t, 4 + t.

@@ -17,6 +17,17 @@ __device__ __forceinline__ u32 transposed(u32 v) {
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(v));
   return r;
 }
+/// The compiler knows nothing of these afterwards.
+template <class... T>
+__device__ __forceinline__ void forget_values(T&... values) {
+  const auto forget = [](auto& value) {
+    if constexpr (sizeof(value) == 8)
+      asm volatile("" : "+l"(value));
+    else
+      asm volatile("" : "+r"(value));
+  };
+  (forget(values), ...);
+}
 __device__ __forceinline__ float silu(float x) { return x / (1.f + __expf(-x)); }
 
 }  // namespace heddle::ops::cuda::decode

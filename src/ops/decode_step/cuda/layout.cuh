@@ -40,6 +40,8 @@ struct MixerPart {
   __device__ __forceinline__ explicit MixerPart(int cta)
       : head(cta / 8), row(cta % 8 % kRows), part(cta % 8 / kRows) {}
   __device__ __forceinline__ int column() const { return head * 128 + part * kColumns; }
+  /// Of Exchange::low_mixed.
+  __device__ __forceinline__ int place() const { return head * 8 + part * kRows + row; }
 };
 
 /// The keys of one row and key head that a CTA attends to.
@@ -64,6 +66,10 @@ struct KeyPart {
   }
 };
 
+/// Copies of the lows that all CTAs read whole, times the rows: looks of all warps of all CTAs at
+/// one place make each other wait, and who writes there too.
+constexpr int kLowCopies = 16;
+
 /// Vectors between CTAs, [row][words] unless said otherwise, see words.cuh.
 struct Exchange {
   u32* step;                ///< Steps so far.
@@ -72,12 +78,21 @@ struct Exchange {
   u32* squares;  ///< Floats [row][head][8]: of the delta rule's outputs, by CTA.
   u32* outputs;  ///< Floats [row][key head][part][query head][head_dim]: attention, not divided.
   u32* sums;     ///< Floats [row][key head][part][query head][2]: largest score, sum.
+  // Lows of changes, rank / 2 words each. By matrix: inputs of the mixers, gate and up.
+  u32 *low_inputs, *low_attention;  ///< [copy][row][4]
+  u32* low_gated;                   ///< [copy][row][2]
+  // What columns of the wide products' inputs add to them.
+  u32* low_mixed;  ///< [head of 128][part][row]
+  u32* low_inner;  ///< [CTA][row]
 
   static constexpr int64_t kEach = kDeltaInputs / 2 + kAttentionInputs / 2 + kMixer / 2 +
                                    kWidth / 2 + kInner / 2 + kWidth / 2 + Shape::kDeltaHeads * 8;
   static constexpr int64_t kKeyParts = int64_t{kWideCtas} * kGroup;
+  static constexpr int64_t kLow = DecodeStepChanges::kMostRank / 2;
+  static constexpr int64_t kLows =
+      kLow * (kLowCopies * 10 + Shape::kDeltaHeads * 8 + kCtas * Shape::kMostRows);
   static constexpr int64_t kWords =
-      kDecodeStepHead + Shape::kMostRows * kEach + kKeyParts * (Shape::kHeadDim + 2);
+      kDecodeStepHead + Shape::kMostRows * kEach + kKeyParts * (Shape::kHeadDim + 2) + kLows;
 
   __host__ __device__ explicit Exchange(u32* words) : step(words) {
     u32* at = words + kDecodeStepHead;
@@ -96,13 +111,18 @@ struct Exchange {
     squares = take(kRows * Shape::kDeltaHeads * 8);
     outputs = take(kKeyParts * Shape::kHeadDim);
     sums = take(kKeyParts * 2);
+    low_inputs = take(kLowCopies * 4 * kLow);
+    low_attention = take(kLowCopies * 4 * kLow);
+    low_gated = take(kLowCopies * 2 * kLow);
+    low_mixed = take(int64_t{Shape::kDeltaHeads} * 8 * kLow);
+    low_inner = take(kCtas * kRows * kLow);
   }
 };
 
 /// Rounds of the vectors in a layer.
 struct Rounds {
-  u32 kind;   ///< Round of the inputs of its kind of mixer, and of what that hands on.
-  u32 layer;  ///< Round of `mixed`, `middle` and `inner`.
+  u32 kind;   ///< Round of the inputs of its kind of mixer and their lows, and of what it hands on.
+  u32 layer;  ///< Round of `mixed`, `middle` and `inner`, and of all other lows.
   u32 residual;
 };
 

@@ -49,13 +49,20 @@ bool takes(const DecodeStep::Layer& layer) {
          is(layer.dt_bias, at::kFloat) && is(layer.states, at::kFloat);
 }
 
+bool takes_changes(const KernelTable& kernels, const DecodeStep::Model& model, std::int64_t rows) {
+  return !model.runs.defined() ||
+         (chose(kernels, "grouped_low_rank", "cuda.sm90_grouped") &&
+          model.rank <= cuda::DecodeStepChanges::kMostRank && model.runs.size(0) <= rows);
+}
+
 at::Tensor exchange(const KernelTable& kernels, const DecodeStep::Model& model, std::int64_t rows) {
   const bool has_rows = rows == 1 || rows == 2 || rows == 4 || rows == Shape::kMostRows;
   const bool replaces =
       std::all_of(std::begin(kReplaced), std::end(kReplaced),
                   [&](const auto& own) { return chose(kernels, own.first, own.second); });
-  if (!has_rows || !replaces || !is_bf16(model.embedding) || !is_bf16(model.norm) ||
-      !is_bf16(model.head) || !std::all_of(model.layers.begin(), model.layers.end(), takes))
+  if (!has_rows || !replaces || !takes_changes(kernels, model, rows) || !is_bf16(model.embedding) ||
+      !is_bf16(model.norm) || !is_bf16(model.head) ||
+      !std::all_of(model.layers.begin(), model.layers.end(), takes))
     return {};
   at::Tensor words =
       at::full({cuda::decode_step_words()}, -1, model.norm.options().dtype(at::kInt));
@@ -81,6 +88,16 @@ cuda::DecodeStepLayer layer_of(const DecodeStep::Layer& from) {
   to.conv_states = from.conv_states.mutable_data_ptr();
   to.states = from.states.mutable_data_ptr<float>();
   return to;
+}
+
+/// The slots of a layer's matrices in the order of cuda::DecodeStepChanges.
+void add_slots(const DecodeStep::Layer& layer, const cuda::SlotFactors* (&to)[8]) {
+  const std::size_t inputs = layer.inputs.size();
+  for (std::size_t i = 0; i < layer.slots.size(); ++i) {
+    if (layer.slots[i].defined())
+      to[i < inputs ? i : 4 + i - inputs] =
+          static_cast<const cuda::SlotFactors*>(layer.slots[i].const_data_ptr());
+  }
 }
 
 at::Tensor forward(const DecodeStep::Model& model, const at::Tensor& tokens, const CacheRows& rows,
@@ -112,8 +129,17 @@ at::Tensor forward(const DecodeStep::Model& model, const at::Tensor& tokens, con
   work.cos = rotary.first.const_data_ptr<float>();
   work.sin = rotary.second.const_data_ptr<float>();
   work.logits = logits.mutable_data_ptr<float>();
+  cuda::DecodeStepChanges changes;
+  if (model.runs.defined()) {
+    TORCH_CHECK(is(model.runs, at::kInt), "decode_step: runs of changes are int32");
+    changes.runs = static_cast<const cuda::SlotRun*>(model.runs.const_data_ptr());
+    changes.count = static_cast<int>(model.runs.size(0));
+    changes.rank = static_cast<int>(model.rank);
+    for (std::size_t l = 0; l < model.layers.size(); ++l)
+      add_slots(model.layers[l], changes.slots[l]);
+  }
   cuda::decode_step(step, work, static_cast<std::uint32_t*>(exchange.mutable_data_ptr()),
-                    on.stream());
+                    on.stream(), &changes);
   return logits;
 }
 
@@ -161,9 +187,9 @@ void add_decode_step(Registry& registry) {
   KernelInfo info = KernelInfo::cuda("cuda.sm90.one_kernel", {c10::ScalarType::BFloat16});
   info.for_some_shapes = true;
   info.falls_back =
-      "the layers' own kernels for shapes that it is not compiled for, more than 8 sequences, rows "
-      "with adapters, steps that are not recorded, and where another kernel was chosen for one of "
-      "its parts";
+      "the layers' own kernels for shapes that it is not compiled for, more than 8 sequences, sets "
+      "of adapters with a rank above 64, on the head or that tables do not take, steps that are not "
+      "recorded, and where another kernel was chosen for one of its parts";
   info.refuse_device = refuse_device;
   registry.add<DecodeStep>(info, {exchange, forward}, {.refuse = refuse});
 }

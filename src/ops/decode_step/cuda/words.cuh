@@ -14,6 +14,11 @@ constexpr float kStored = 0x1p-64f, kRead = 0x1p64f;
 constexpr float kLargest = 0x1p64f;
 /// A deadlock ends the program, after most of a minute: tools that look at each access are slow.
 constexpr int kMostLooks = 1 << 26;
+/// By a store to nowhere: a kernel with a trap in it gets no more registers from the compiler than
+/// it starts with, and spills.
+__device__ __forceinline__ void give_up() {
+  asm volatile("st.global.u32 [%0], %1;" ::"l"(u64{0}), "r"(0) : "memory");
+}
 
 __device__ __forceinline__ u32 make_word(float lo, float hi, u32 round) {
   constexpr float kMost = 1.9921875f;  // the largest bf16 below 2
@@ -62,27 +67,59 @@ __device__ __forceinline__ void clear(uint4& v) {
   v.x &= ~kRoundBit, v.y &= ~kRoundBit, v.z &= ~kRoundBit, v.w &= ~kRoundBit;
 }
 
-/// Loads N vectors at base + offset(i) again and again until all are of the round.
+__device__ __forceinline__ void fill(u32& v, u32 word) { v = word; }
+__device__ __forceinline__ void fill(uint2& v, u32 word) { v = make_uint2(word, word); }
+__device__ __forceinline__ void fill(uint4& v, u32 word) { v = make_uint4(word, word, word, word); }
+
+/// Loads those of N vectors at base + offset(i) that are not of the round; whether one was not.
+template <int N, class T, class Offset>
+__device__ __forceinline__ bool look(T (&v)[N], const u32* base, u32 bit, const Offset& offset) {
+  u32 bad = 0;
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    const u32 differs = differing(v[i], bit);
+    if (differs) load_words(v[i], base + offset(i));
+    bad |= differs;
+  }
+  return bad != 0;
+}
+
+/// Loads N vectors at base + offset(i) again and again until all are of the round. One copy of the
+/// loads in the code, as what a layer runs through hardly fits into the instruction cache.
 template <int N, class T, class Offset>
 __device__ __forceinline__ void await_words(T (&v)[N], const u32* base, u32 round,
                                             const Offset& offset) {
   const u32 bit = (round & 1) << 30;
-  int looks = 0;
 #pragma unroll
-  for (int i = 0; i < N; ++i) load_words(v[i], base + offset(i));
-  for (;;) {
-    u32 bad = 0;
-#pragma unroll
-    for (int i = 0; i < N; ++i) bad |= differing(v[i], bit);
-    if (!bad) break;
-    if (++looks > kMostLooks) __trap();
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      if (differing(v[i], bit)) load_words(v[i], base + offset(i));
-    }
+  for (int i = 0; i < N; ++i) fill(v[i], ~bit);
+#pragma unroll 1
+  for (int looks = 0; look(v, base, bit, offset); ++looks) {
+    if (looks > kMostLooks) give_up();
   }
 #pragma unroll
   for (int i = 0; i < N; ++i) clear(v[i]);
+}
+
+/// Of two kinds of vectors at once; an offset below 0 is of a vector that is not wanted, 0.
+template <int N, class T, class Offset, int M, class U, class Other>
+__device__ __forceinline__ void await_both(T (&v)[N], const u32* base, const Offset& offset,
+                                           U (&w)[M], const u32* other_base, const Other& other,
+                                           u32 round) {
+  const u32 bit = (round & 1) << 30;
+#pragma unroll
+  for (int i = 0; i < N; ++i) fill(v[i], offset(i) < 0 ? bit : ~bit);
+#pragma unroll
+  for (int i = 0; i < M; ++i) fill(w[i], other(i) < 0 ? bit : ~bit);
+#pragma unroll 1
+  for (int looks = 0;; ++looks) {
+    const bool first = look(v, base, bit, offset), second = look(w, other_base, bit, other);
+    if (!first && !second) break;
+    if (looks > kMostLooks) give_up();
+  }
+#pragma unroll
+  for (int i = 0; i < N; ++i) clear(v[i]);
+#pragma unroll
+  for (int i = 0; i < M; ++i) clear(w[i]);
 }
 
 }  // namespace heddle::ops::cuda::decode
