@@ -26,6 +26,7 @@ constexpr int kKnownLayers = 4;
 constexpr int kLowColumn = 64;
 constexpr int kMostLows = 16;  ///< Columns of lows that a CTA makes for one product.
 
+/// What the scout finds out, and a place for the mixer's output.
 template <int kRows, bool kChanges>
 struct ChangesShared {};
 template <int kRows>
@@ -36,6 +37,7 @@ struct ChangesShared<kRows, true> {
   int run_of_row[kRows];
 };
 
+/// The argument of a kernel with changes, and what stands for it in one without.
 template <bool kChanges>
 struct ChangesOf {
   struct Type {
@@ -90,7 +92,7 @@ __device__ __forceinline__ u32 load_factor2(const void* from) {
   return v;
 }
 
-/// Whether rows of B of the rank begin on whole pieces of 16 ranks' halves.
+/// Whether all rows of B begin on 16 bytes.
 __device__ __forceinline__ bool has_whole_rows(const SlotFactors& f) { return f.rank % 8 == 0; }
 
 /// Ranks `first` to `first` + 15 of a row of B, zeros beyond the rank, and all zeros without whole
@@ -140,7 +142,7 @@ __device__ __forceinline__ float slow_change(const SlotFactors& f, int row, cons
   return sum;
 }
 
-/// Of 16 ranks.
+/// What 16 ranks add.
 __device__ __forceinline__ float dot(const u32 (&b)[8], const uint4& lo, const uint4& hi) {
   const u32 low[8] = {lo.x, lo.y, lo.z, lo.w, hi.x, hi.y, hi.z, hi.w};
   float even = 0, odd = 0;

@@ -66,8 +66,8 @@ struct KeyPart {
   }
 };
 
-/// Copies of the lows that all CTAs read whole, times the rows: looks of all warps of all CTAs at
-/// one place make each other wait, and who writes there too.
+/// Copies of the lows that all CTAs read whole, times the rows, against looks of all warps of all
+/// CTAs at one place. They were not what made steps slow: one copy took as long.
 constexpr int kLowCopies = 16;
 
 /// Vectors between CTAs, [row][words] unless said otherwise, see words.cuh.

@@ -81,8 +81,8 @@ struct Ring {
   }
 };
 
-/// The loading warp and the scout, at the beginning of a layer: what the scout has found out is
-/// there.
+/// Where the loading warp and the scout wait for each other, at the beginning of a layer: what the
+/// scout has found out is there.
 __device__ __forceinline__ void meet_scout() { named_sync(2, 64); }
 
 /// Slots of a narrow product that come before those of its lows: registers for these are few while
@@ -140,9 +140,7 @@ struct Loader {
   }
   /// The CTA's columns of the lows of a product, two rows of A each.
   __device__ __forceinline__ void lows(int l, unsigned group, int first, int matrices) {
-    if constexpr (!kChanges)
-      return;
-    else {
+    if constexpr (kChanges) {
       const int words = changes.rank / 2;
       const Part own = lows_of(changes, group, matrices, cta);
 #pragma unroll 1

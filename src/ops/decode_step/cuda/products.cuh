@@ -1,8 +1,8 @@
 // The multiplying warps of a CTA: products with the CTA's columns of a matrix.
 //
 // Warp w has 128 of each 1024 of the depth, for all columns, so that its part of the input is read
-// once. Weights are in registers before the input is looked for. The warps' sums meet in shared
-// memory.
+// once. Weights are in registers before the input is looked for, with changes not all of them. The
+// warps' sums meet in shared memory.
 #pragma once
 
 #include "ops/decode_step/cuda/fragments.cuh"
@@ -314,7 +314,8 @@ struct Multiplier {
   __device__ __forceinline__ void wide(const u32* vector, u32 round, const Lows& lows,
                                        const Factors& factors) {
     constexpr int kSlots = (N + kBlocks - 1) / kBlocks,
-                  kEarly = kChanges && kRows >= 4 && kSlots > 2 ? 1 : kSlots;  // as kSlotsBeforeLows
+                  kEarly =
+                      kChanges && kRows >= 4 && kSlots > 2 ? 1 : kSlots;  // as kSlotsBeforeLows
     uint4 w[N], x[N];
     take_blocks<0, kEarly>(w);
     float first[2] = {}, second[2] = {};

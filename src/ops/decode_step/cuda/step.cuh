@@ -1,5 +1,5 @@
-// One step of generation as one kernel: 132 CTAs, one a multiprocessor, a warp that brings weights
-// and 8 that multiply.
+// One step of generation as one kernel: 132 CTAs, one a multiprocessor, a warp that brings weights,
+// one ahead of it (scout.cuh) and 8 that multiply.
 //
 // The loading warp copies the CTA's columns of every matrix, layer after layer, through a ring of
 // slots (8 rows of 1024 of the matrix), and waits for nothing but free slots. The others take the

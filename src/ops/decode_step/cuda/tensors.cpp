@@ -188,7 +188,8 @@ void add_decode_step(Registry& registry) {
   info.for_some_shapes = true;
   info.falls_back =
       "the layers' own kernels for shapes that it is not compiled for, more than 8 sequences, sets "
-      "of adapters with a rank above 64, on the head or that tables do not take, steps that are not "
+      "of adapters with a rank above 64, on the head or that tables do not take, steps that are "
+      "not "
       "recorded, and where another kernel was chosen for one of its parts";
   info.refuse_device = refuse_device;
   registry.add<DecodeStep>(info, {exchange, forward}, {.refuse = refuse});
