@@ -1,4 +1,6 @@
 // The directory of a set: PEFT's files and, for training to go on, optimizer and gradients.
+#include <ATen/ops/equal.h>
+
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
@@ -49,13 +51,26 @@ nlohmann::ordered_json state_of(const TrainedSet& set, bool with_optimizer) {
           {"steps", set.optimizer->steps()}};
 }
 
+/// PEFT writes the table below an adapter on the head too: as it is in the base model, it changes
+/// nothing.
+bool is_as_in_base(const ckpt::SavedParameter& saved, models::Model& model) {
+  if (!saved.is_base) return false;
+  const nn::Parameter* table = model.tied() ? &model.embedding_weight() : nullptr;
+  for (const nn::Parameter* parameter : model.parameters())
+    if (table == nullptr && parameter->name() == saved.name) table = parameter;
+  if (table == nullptr || saved.tensor.shape != table->global_shape()) return false;
+  const at::Tensor stored = ckpt::read_tensor(saved.tensor).to(table->value().options());
+  return stored.sizes() == table->value().sizes() && at::equal(stored, table->value());
+}
+
 /// The factors of a directory that changes nothing else of the model.
 std::unique_ptr<adapters::LoraSet> factors_of(assembly::ModelOnRanks& base,
                                               const std::filesystem::path& directory) {
   const ckpt::AdapterDirectory files = ckpt::AdapterDirectory::open(directory);
   // They would change the base model of all sets.
   std::vector<std::string> others;
-  for (const ckpt::SavedParameter& whole : files.saved()) others.push_back(whole.tensor.name);
+  for (const ckpt::SavedParameter& whole : files.saved())
+    if (!is_as_in_base(whole, *base.model)) others.push_back(whole.tensor.name);
   for (const ckpt::LoraPair& pair : files.pairs())
     if (pair.is_embedding) others.push_back(pair.a.name);
   if (!others.empty()) {

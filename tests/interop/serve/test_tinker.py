@@ -178,6 +178,30 @@ def test_the_head_is_trained_unless_told_otherwise_and_peft_reads_it(server, tmp
         assert numpy.abs(numpy.array(sampled[1:]) - told).mean() < NATS_OF_A_SNAPSHOT
 
 
+def test_an_adapter_of_peft_on_the_head_is_served(model, tmp_path):
+    torch.manual_seed(5)
+    base = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    adapted = peft.get_peft_model(base, peft.LoraConfig(r=4, lora_alpha=8, target_modules=["lm_head", "q_proj"], task_type="CAUSAL_LM"))
+    for name, parameter in adapted.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.02)
+    adapted.save_pretrained(tmp_path / "head")
+    file = tmp_path / "head/adapter_model.safetensors"
+    assert any("lm_head.base_layer" in name for name in safetensors.torch.load_file(file))  # PEFT writes the base model's table too
+    server = Server(model, tmp_path / "data").start("--adapter", f"head={tmp_path / 'head'}")
+    ask = urllib.request.Request(server.url + "/v1/completions", headers={"Content-Type": "application/json"}, data=json.dumps(
+        {"model": "head", "prompt": TOKENS, "max_tokens": 1, "echo": True, "logprobs": 0}).encode())
+    told = json.load(urllib.request.urlopen(ask))["choices"][0]["logprobs"]["token_logprobs"][1:len(TOKENS)]
+    assert server.stop() == 0
+    numpy.testing.assert_allclose(told, peft_logprobs(model, tmp_path / "head"), atol=2e-4)
+    tensors = safetensors.torch.load_file(file)
+    tensors["base_model.model.lm_head.base_layer.weight"] += 1
+    safetensors.torch.save_file(tensors, file)
+    done = subprocess.run([HEDDLE, "serve", str(model), "--port", "0", "--data-dir", str(tmp_path / "data"), "--adapter",
+                           f"head={tmp_path / 'head'}", "device.name=cpu"], capture_output=True, text=True)
+    assert done.returncode == 2 and "base_model.model.lm_head.base_layer.weight" in done.stderr, done.stderr
+
+
 def test_only_the_end_of_a_prompt_is_scored(server):
     sampler = client(server).create_sampling_client(base_model=NAME).result()
     prompt = types.ModelInput.from_ints(TOKENS)
