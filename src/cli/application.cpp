@@ -149,7 +149,7 @@ void take_one_each(CLI::App& command) {
   for (CLI::App* each : command.get_subcommands({})) take_one_each(*each);
 }
 
-/// What a command is called with, from the program's name on.
+/// The words that call a command, from the program's name on.
 std::string call_of(const CLI::App& command, const CLI::App& app) {
   if (&command == &app) return "heddle";
   return call_of(*command.get_parent(), app) + " " + command.get_name();

@@ -117,7 +117,7 @@ class RecordedDecoding {
     c10::Event done;                      ///< All that it tells is there.
   };
 
-  /// Those of the step's rows, if they have any in tables.
+  /// Adapters of the step's rows, if they have any in tables.
   std::optional<nn::RowAdapters> adapters_of(const Step& step, const Key& key) const;
   Step make_step(const Key& key, const std::shared_ptr<const nn::AdapterSet>& set) const;
   void run(Step& step, const Key& key) const;

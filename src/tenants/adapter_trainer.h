@@ -86,7 +86,7 @@ class AdapterTrainer {
   void resume();
   void export_all() const;
 
-  std::unique_ptr<train::RunLock> lock_;  ///< Of rank 0; held while the run lasts.
+  std::unique_ptr<train::RunLock> lock_;  ///< Rank 0 holds it while the run lasts.
   std::vector<Adapter> adapters_;
   const std::atomic<bool>& stop_;
   assembly::ModelOnRanks base_;

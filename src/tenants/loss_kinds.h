@@ -8,7 +8,7 @@
 
 namespace heddle::tenants {
 
-/// What one loss of the API takes.
+/// Inputs and numbers of one loss of the API.
 struct LossKind {
   struct Input {
     const char* name;
@@ -21,7 +21,7 @@ struct LossKind {
   };
   const char* name;
   std::vector<Input> inputs;   ///< Besides target_tokens.
-  std::vector<Input> numbers;  ///< Of its configuration.
+  std::vector<Input> numbers;  ///< Numbers of its configuration.
   std::optional<Clips> clips;  ///< Numbers too, and inputs unless it is a loss of sequences.
   bool takes_soft_targets = false;
 };

@@ -11,7 +11,7 @@ namespace heddle::train {
 
 /// Rows that a step has to divide.
 struct StepRows {
-  std::int64_t global_batch_size = 0;  ///< What the keys give.
+  std::int64_t global_batch_size = 0;  ///< Value of `keys`.
   std::int64_t of_data = 0;            ///< Rows of an epoch; 0: not known.
   double micro_batches = 0;            ///< Micro-batches of a data rank; 0: not known.
   const char* keys = "train.global_batch_size";

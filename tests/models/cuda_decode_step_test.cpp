@@ -40,7 +40,7 @@ TEST_F(GpuDecodeStep, SequencesComeAndGo) {
   expect_same_bits(found, generate(*one_, tasks, true, 5));
 }
 
-/// What a step does where a number of the weight is not finite: prompts are read before that.
+/// Steps where a number of the weight is not finite: prompts are read before that.
 class GpuSpoiltDecodeStep : public GpuDecodeStep {
  protected:
   void expect_error(at::Tensor weight, float value, std::int64_t numbers, std::int64_t count,

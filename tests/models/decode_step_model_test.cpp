@@ -1,4 +1,4 @@
-// What decode_step is told of a model and its rows' adapters.
+// Arguments of decode_step for a model and its rows' adapters.
 #include "models/decode_step_model.h"
 
 #include <ATen/ops/full.h>

@@ -110,7 +110,7 @@ class GpuDecodeStep : public ::testing::Test {
     return made = std::make_shared<const Adapter>(Adapter{name, 0, own});
   }
 
-  /// Of targets, or of the modules themselves where one of them is the head, which is no target.
+  /// A set of targets, or of the modules themselves where one is the head, which is no target.
   static std::shared_ptr<adapters::LoraSet> make_set(assembly::ModelOnRanks& of,
                                                      const std::vector<std::string>& targets,
                                                      const adapters::LoraOptions& options) {

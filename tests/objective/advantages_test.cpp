@@ -67,7 +67,7 @@ TEST(Advantages, GaeIsTheSumOfLaterDifferences) {
           values.push_back(draw());
           mask.push_back(draw() * 0.5 + 0.5 < masked ? 0.F : 1.F);
         }
-        // What the policy drew, without what lies between.
+        // Tokens that the policy drew, without those between.
         std::vector<std::size_t> own;
         for (std::size_t t = 0; t < n; ++t)
           if (mask[t] != 0) own.push_back(t);

@@ -147,7 +147,7 @@ TEST_F(ResumeTest, WhatTheLastStepLeavesOfABatchIsConsumedWhenTheRunGoesOn) {
   EXPECT_EQ(train(limited("6")).steps.size(), 4u);
   const auto times = dispatches("longer");
   for (const std::int64_t cursor : before.completed) EXPECT_EQ(times.at(cursor), 1) << cursor;
-  // These are one batch of three steps; the last step takes a third of twelve others.
+  // Eight and sixteen are one batch of three steps; the last step takes a third of twelve others.
   EXPECT_EQ(ledger("longer").consumed, 8 + 16 + 4);
 }
 

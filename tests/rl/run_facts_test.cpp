@@ -20,7 +20,7 @@ TEST_F(RlTest, JobsThatRenderTheirPromptsOtherwiseDiffer) {
     const rl::Prompts prompts(settings, train::DataPart::kTrain, *tokenizer);
     return std::pair(rl::facts_of_job(settings, prompts), prompts.identity());
   };
-  // Of as many tokens, under the same configuration, from the same rows.
+  // Prompts have as many tokens, under the same configuration, from the same rows.
   const auto one = with("Q"), same = with("Q"), other = with("Z");
   EXPECT_EQ(rl::difference(one.first, same.first), "");
   EXPECT_THAT(rl::difference(one.first, other.first),

@@ -1,4 +1,4 @@
-// Which requests of many runs share a pass or a step.
+// Requests of many runs that share a pass or a step.
 #include <string>
 #include <vector>
 

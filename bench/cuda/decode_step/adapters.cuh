@@ -21,11 +21,11 @@ inline std::pair<int, int> shape_of(const DecodeStepLayer& layer, int matrix) {
   return {matrix == 0 ? kChannels : matrix == 1 ? kMixer : Shape::kDeltaHeads, kWidth};
 }
 
-/// What a case of changes is.
+/// A case of changes.
 struct Mixture {
   const char* name;
-  std::vector<int> sets;     ///< Of each row, repeated; -1: none.
-  std::vector<int> ranks;    ///< Of each set.
+  std::vector<int> sets;     ///< A row's set, repeated; -1: none.
+  std::vector<int> ranks;    ///< A rank a set.
   unsigned matrices = 0xff;  ///< Bits of those that sets change.
   bool some_layers = false;  ///< A set leaves some matrices of some layers as they are.
 };
@@ -82,7 +82,7 @@ class Adapters {
     for (void* data : all_) cudaFree(data);
   }
 
-  /// Of a row; rank 0: no change.
+  /// Factors of a row; rank 0: no change.
   SlotFactors of(int l, int matrix, int row) const {
     const int set = set_of_row_[static_cast<size_t>(row)];
     if (set < 0) return {};

@@ -226,7 +226,7 @@ void time_steps(int steps) {
   }
 }
 
-/// What changes of some matrices alone cost a step.
+/// Times steps with changes of some matrices alone.
 void time_parts(int steps) {
   const CacheSizes sizes{16, 8 * 140};
   const int vocabulary = 248320;

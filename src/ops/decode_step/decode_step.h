@@ -42,8 +42,8 @@ struct DecodeStep {
     at::Tensor norm, head;   ///< [H], [V,H]
     double norm_offset = 0;  ///< Norms but the gated one scale by this plus their weight.
     double eps = 0;
-    /// Which rows have which slots, and the changes' widest rank, see LowRankSlots; undefined: the
-    /// base model.
+    /// Slots of the rows, and the changes' widest rank, see LowRankSlots; undefined: the base
+    /// model.
     at::Tensor runs;
     std::int64_t rank = 0;
   };

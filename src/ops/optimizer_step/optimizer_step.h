@@ -93,7 +93,7 @@ double gradient_norm(const std::vector<at::Tensor>& gradients);
 /// gradient_norm() of every group, with its bits. On a GPU all share two launches, and the host
 /// waits once.
 std::vector<double> gradient_norms(const std::vector<std::vector<at::Tensor>>& groups);
-/// The same, queued now: what it returns waits for them.
+/// Norms as above, queued now: the function that it returns waits for them.
 std::function<std::vector<double>()> queued_gradient_norms(
     const std::vector<std::vector<at::Tensor>>& groups);
 

@@ -32,7 +32,7 @@ class HttpError : public Error {
   std::map<std::string, std::string> headers_;
 };
 
-/// What a client is told of a FileError, which names files of the server.
+/// Message to a client for a FileError, which itself names files of the server.
 inline constexpr const char* kFilesFail =
     "the server cannot read or write its own files, as where its disk is full: try again later; "
     "its log says why";

@@ -279,7 +279,7 @@ class Server::Loop {
     });
   }
 
-  /// Of a request that libevent does not read.
+  /// Answer to a request that libevent does not read.
   std::string refusal(int status) const {
     const ErrorBody error_body = options_.error_body ? options_.error_body : plain_error;
     switch (status) {

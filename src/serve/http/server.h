@@ -16,7 +16,7 @@ struct ServerOptions {
   int connection_timeout_s = 90;  ///< Without a byte, while a request comes or none is under way.
   double drain_s = 30;            ///< At the end, for the answers under way.
   std::size_t most_stream_bytes = std::size_t{8} << 20;  ///< Unread by a client: then it is cut.
-  /// Of requests that cannot be read, so that nobody knows their address; JSON.
+  /// Body of answers to requests that cannot be read, so that nobody knows their address; JSON.
   ErrorBody error_body = {};
 };
 

@@ -38,7 +38,7 @@ json status_of(json finish) {
   return status;
 }
 
-/// What a new session asks for and does not get.
+/// Names of a new session's wishes that are not granted.
 std::string warning_of(const Fields& fields) {
   std::vector<std::string> warnings;
   if (fields.maybe_text("project_id").value_or(kOnlyProject) != kOnlyProject)
@@ -145,7 +145,7 @@ void Service::search_sessions(const Request& request, const Responder& responder
   const auto session = fields.maybe_text("session_id");
   if (fields.find("owner") != nullptr) {
     const std::string owner = fields.object("owner", known::kSearchOwner).text("type");
-    // What a tenant may see is its own.
+    // A tenant sees its own sessions alone.
     if (owner != "own" && owner != "accessible")
       throw_http(400, "searching by owner {} is not built: search for own or accessible sessions",
                  text::shown(owner, 40));

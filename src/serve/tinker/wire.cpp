@@ -277,7 +277,7 @@ std::pair<std::string, std::int64_t> decode_place(std::string_view bytes) {
       }
     }
   } catch (const protozero::exception&) {
-    // What came before the broken byte is known.
+    // Fields before the broken byte are known.
   }
   return place;
 }

@@ -26,7 +26,7 @@ constexpr int kKnownLayers = 4;
 constexpr int kLowColumn = 64;
 constexpr int kMostLows = 16;  ///< Columns of lows that a CTA makes for one product.
 
-/// What the scout finds out, and a place for the mixer's output.
+/// Findings of the scout, and a place for the mixer's output.
 template <int kRows, bool kChanges>
 struct ChangesShared {};
 template <int kRows>
@@ -128,7 +128,7 @@ __device__ __forceinline__ void load_ranks(u32 (&v)[2], const SlotFactors& f, in
   }
 }
 
-/// What a column gets from lows, read again, where rows of B are not whole: slow and short.
+/// A column's change by lows, read again, where rows of B are not whole: slow and short.
 __device__ __forceinline__ float slow_change(const SlotFactors& f, int row, const u32* lows) {
   float sum = 0;
   const bf16* const from = static_cast<const bf16*>(f.b) + static_cast<int64_t>(row) * f.rank;
@@ -142,7 +142,7 @@ __device__ __forceinline__ float slow_change(const SlotFactors& f, int row, cons
   return sum;
 }
 
-/// What 16 ranks add.
+/// The change by 16 ranks.
 __device__ __forceinline__ float dot(const u32 (&b)[8], const uint4& lo, const uint4& hi) {
   const u32 low[8] = {lo.x, lo.y, lo.z, lo.w, hi.x, hi.y, hi.z, hi.w};
   float even = 0, odd = 0;
@@ -174,7 +174,7 @@ struct ColumnPair {
   }
 };
 
-/// What a mixer's columns add to the lows of the output product: a group of lanes has two ranks, a
+/// A mixer's columns' part of the lows of the output product: a group of lanes has two ranks, a
 /// lane four columns.
 template <int kRows>
 struct MixerLows {

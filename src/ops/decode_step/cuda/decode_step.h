@@ -66,7 +66,8 @@ struct DecodeStepChanges {
   const SlotRun* runs = nullptr;  ///< [count]; null: the base model's step.
   int count = 0;                  ///< No more than rows; every row is of one run.
   int rank = 0;                   ///< 16, 32 or 64, no less than any rank that a run has.
-  /// Of DecodeStepLayer::inputs, out, gate, up, down [slots]; null: no set changes the matrix.
+  /// Factors of DecodeStepLayer::inputs, out, gate, up, down [slots]; null: no set changes the
+  /// matrix.
   const SlotFactors* slots[DecodeStepShape::kMostLayers][kMatrices] = {};
   unsigned groups = 0;  ///< The kernel's own: which vectors of lows there are.
 };

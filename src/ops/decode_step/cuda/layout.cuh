@@ -40,7 +40,7 @@ struct MixerPart {
   __device__ __forceinline__ explicit MixerPart(int cta)
       : head(cta / 8), row(cta % 8 % kRows), part(cta % 8 / kRows) {}
   __device__ __forceinline__ int column() const { return head * 128 + part * kColumns; }
-  /// Of Exchange::low_mixed.
+  /// Place in Exchange::low_mixed.
   __device__ __forceinline__ int place() const { return head * 8 + part * kRows + row; }
 };
 
@@ -81,7 +81,7 @@ struct Exchange {
   // Lows of changes, rank / 2 words each. By matrix: inputs of the mixers, gate and up.
   u32 *low_inputs, *low_attention;  ///< [copy][row][4]
   u32* low_gated;                   ///< [copy][row][2]
-  // What columns of the wide products' inputs add to them.
+  // Shares of the lows by columns of the wide products' inputs.
   u32* low_mixed;  ///< [head of 128][part][row]
   u32* low_inner;  ///< [CTA][row]
 

@@ -24,7 +24,7 @@
 
 namespace heddle::ops::cuda::decode {
 
-/// What changes add to gate and up of a warp's row, a lane a pair of columns, and to the lows of
+/// Changes of gate and up of a warp's row, a lane a pair of columns, and its part of the lows of
 /// the down product.
 template <class M>
 struct GatedChanges {

@@ -100,7 +100,7 @@ __device__ __forceinline__ void await_words(T (&v)[N], const u32* base, u32 roun
   for (int i = 0; i < N; ++i) clear(v[i]);
 }
 
-/// Of two kinds of vectors at once; an offset below 0 is of a vector that is not wanted, 0.
+/// Waits for two kinds of vectors at once; one with an offset below 0 is not wanted, and is 0.
 template <int N, class T, class Offset, int M, class U, class Other>
 __device__ __forceinline__ void await_both(T (&v)[N], const u32* base, const Offset& offset,
                                            U (&w)[M], const u32* other_base, const Other& other,

@@ -23,7 +23,7 @@ struct FewRows {
                        kNarrowBytes = (kIsDeep ? kDepth : kNarrowColumns) * kNarrowPitch * 2,
                        kStageBytes = kTallBytes + kNarrowBytes,
                        kLow = kStages * kStageBytes;        ///< Where low begins.
-  static constexpr u32 kSumBytes = kRows * kLinePitch * 4;  ///< Of a group of the depth.
+  static constexpr u32 kSumBytes = kRows * kLinePitch * 4;  ///< Sums of a group of the depth.
   static constexpr u32 kBytes = kLow + (kIsDeep ? kRows * kLowPitch * 2 : 0);
   static_assert(kDepthGroups * kSumBytes <= kBytes && 2 * kBytes <= 227 * 1024);
 
@@ -50,7 +50,7 @@ struct FewRows {
       place += kApart * kPitch * 2;
     }
   }
-  /// Of matrices whose lines begin anywhere.
+  /// Copies of matrices whose lines begin anywhere.
   __device__ __forceinline__ void copy_narrow_slowly(u32 narrow, int k0, int own,
                                                      int wanted) const {
     constexpr int kRuns = kNarrowPitch / 8 - 1;

@@ -12,9 +12,9 @@
 
 namespace heddle::ops::cuda {
 
-constexpr int kNarrowColumns = 64;  ///< Of a tile.
+constexpr int kNarrowColumns = 64;  ///< Columns of a tile.
 constexpr int kMostParts = 8;
-constexpr int kLinePitch = kNarrowColumns + 4;  ///< Of sums in shared memory, in floats.
+constexpr int kLinePitch = kNarrowColumns + 4;  ///< A line of sums in shared memory, in floats.
 
 struct NarrowEntry {
   const bf16 *tall, *narrow;
@@ -184,7 +184,7 @@ void launch_narrow(NarrowTable& table, cudaStream_t stream) {
   check_launch("narrow_products");
 }
 
-/// Of lows whose products have up to kMostFewRows rows, for forms kRows and kDeep.
+/// Launches products of up to kMostFewRows rows each, of forms kRows and kDeep.
 constexpr int kMostFewRows = 64;
 void launch_few_rows(NarrowForm form, int most_rows, NarrowTable& table, cudaStream_t stream);
 

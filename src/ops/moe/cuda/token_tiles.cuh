@@ -1,4 +1,4 @@
-// Which tokens of which expert a tile of the grouped product has, and which cluster takes it.
+// Tiles of the grouped product: their tokens, their expert, and the cluster that takes each.
 //
 // An expert's rows are cut into tiles of nearly equal size. Tiles of all features of the same rows
 // come one after the other, so that clusters that run at the same time read the same tokens.
@@ -83,7 +83,7 @@ struct TokenTiles {
 
   __device__ __forceinline__ int count() const { return table[experts] >> kExpertBits; }
 
-  /// Which of a round's items one of `clusters` takes.
+  /// Item of a round that one of `clusters` takes.
   __device__ __forceinline__ static int turn(int round, int cluster, int clusters) {
     return kLargestFirst && round % 2 == 1 ? clusters - 1 - cluster : cluster;
   }
