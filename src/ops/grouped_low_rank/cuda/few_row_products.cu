@@ -195,23 +195,12 @@ struct FewRows {
     zero(sums[0]);
     zero(sums[1]);
     if constexpr (has_gradient) load_low(stages + kLow);
-#pragma unroll
-    for (int s = 0; s < kStages - 1; ++s) {
-      if (first + s < last) load(stages + s * kStageBytes, first + s);
-      cp_async_commit();
-    }
-    for (int step = first; step < last; ++step) {
-      cp_async_wait<kStages - 2>();
-      __syncthreads();
-      const int next = step + kStages - 1;
-      if (next < last) load(stages + (next - first) % kStages * kStageBytes, next);
-      cp_async_commit();
-      const u32 stage = stages + (step - first) % kStages * kStageBytes;
-      multiply(sums, stage);
-      if constexpr (has_gradient) put_gradient<NB>(stage, stages + kLow, step);
-    }
-    cp_async_wait<0>();
-    __syncthreads();
+    each_step<kStages, kStageBytes>(
+        stages, first, last, [&](u32 stage, int step) { load(stage, step); },
+        [&](u32 stage, int step) {
+          multiply(sums, stage);
+          if constexpr (has_gradient) put_gradient<NB>(stage, stages + kLow, step);
+        });
     auto* const all = reinterpret_cast<float*>(memory);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     float* const own = all + warp / kRowGroups * (kSumBytes / 4);

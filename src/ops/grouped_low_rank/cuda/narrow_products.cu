@@ -161,23 +161,12 @@ struct Tile {
     float sums[NB][4];
     zero(sums);
     if constexpr (has_gradient) load_low(memory + kLow);
-#pragma unroll
-    for (int s = 0; s < Stages - 1; ++s) {
-      if (first + s < last) load(memory + s * kStageBytes, first + s);
-      cp_async_commit();
-    }
-    for (int step = first; step < last; ++step) {
-      cp_async_wait<Stages - 2>();
-      __syncthreads();
-      const int next = step + Stages - 1;
-      if (next < last) load(memory + (next - first) % Stages * kStageBytes, next);
-      cp_async_commit();
-      const u32 stage = memory + (step - first) % Stages * kStageBytes;
-      multiply(sums, stage);
-      if constexpr (has_gradient) put_gradient<NB>(stage, memory + kLow, step);
-    }
-    cp_async_wait<0>();
-    __syncthreads();
+    each_step<Stages, kStageBytes>(
+        memory, first, last, [&](u32 stage, int step) { load(stage, step); },
+        [&](u32 stage, int step) {
+          multiply(sums, stage);
+          if constexpr (has_gradient) put_gradient<NB>(stage, memory + kLow, step);
+        });
     const int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + (lane >> 2),
               column = (lane & 3) * 2;
 #pragma unroll

@@ -72,6 +72,28 @@ __device__ __forceinline__ void meet(int parts) {
   }
 }
 
+/// Runs work(stage, step) for the steps [first, last), which load(stage, step) has brought to the
+/// stages in turn, all but one ahead.
+template <int kStages, u32 kStageBytes, class Load, class Work>
+__device__ __forceinline__ void each_step(u32 stages, int first, int last, const Load& load,
+                                          const Work& work) {
+#pragma unroll
+  for (int s = 0; s < kStages - 1; ++s) {
+    if (first + s < last) load(stages + s * kStageBytes, first + s);
+    cp_async_commit();
+  }
+  for (int step = first; step < last; ++step) {
+    cp_async_wait<kStages - 2>();
+    __syncthreads();
+    const int next = step + kStages - 1;
+    if (next < last) load(stages + (next - first) % kStages * kStageBytes, next);
+    cp_async_commit();
+    work(stages + (step - first) % kStages * kStageBytes, step);
+  }
+  cp_async_wait<0>();
+  __syncthreads();
+}
+
 /// Two neighbours of a line of gradients.
 __device__ __forceinline__ void put_gradients(const NarrowEntry& e, int row, int column, float left,
                                               float right) {
