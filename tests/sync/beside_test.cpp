@@ -29,28 +29,17 @@ constexpr std::int64_t kRollouts = 2;
 const SyncOptions kStaged = {4096, true};
 
 /// The sender's end, which does something else in place of bucket `number` of the second version.
-class FailingChannel final : public Channel {
+class FailingChannel final : public testing::HandingChannel {
  public:
   FailingChannel(std::unique_ptr<Channel> channel, std::int64_t number, std::function<void()> work)
-      : channel_(std::move(channel)), number_(number), work_(std::move(work)) {}
-  std::int64_t rank() const override { return channel_->rank(); }
-  std::int64_t size() const override { return channel_->size(); }
-  void broadcast(at::Tensor& tensor, std::int64_t root) override {
-    channel_->broadcast(tensor, root);
-  }
+      : HandingChannel(std::move(channel)), number_(number), work_(std::move(work)) {}
   comm::Pending start_broadcast(at::Tensor& words, std::int64_t root) override {
-    if (count_++ != number_) return channel_->start_broadcast(words, root);
+    if (count_++ != number_) return HandingChannel::start_broadcast(words, root);
     work_();
     throw_error<CommError>("the sender is gone");
   }
-  void sum(at::Tensor& counts) override { channel_->sum(counts); }
-  std::vector<std::string> gather(const std::string& text) override {
-    return channel_->gather(text);
-  }
-  void give_up() override { channel_->give_up(); }
 
  private:
-  std::unique_ptr<Channel> channel_;
   std::int64_t number_, count_ = 0;
   std::function<void()> work_;
 };
