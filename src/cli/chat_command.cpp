@@ -78,7 +78,8 @@ class Chat {
       : options_(options),
         session_(session),
         is_terminal_(isatty(STDIN_FILENO) == 1),
-        partner_(local_partner(options.partner)) {
+        partner_(is_server(options.partner.model.directory) ? server_partner(options.partner)
+                                                            : local_partner(options.partner)) {
     set_system(options.system);
   }
 
@@ -183,12 +184,14 @@ class Chat {
 
 int run(const ChatOptions& options, const Session& session) {
   check(options.partner.sampling);
-  if (options.partner.max_new_tokens < 1) {
-    throw_error<ConfigError>("--max-new-tokens is {}: expected 1 or more",
-                             options.partner.max_new_tokens);
-  }
+  const std::int64_t tokens = options.partner.max_new_tokens.value_or(kUsualAnswer);
+  if (tokens < 1) throw_error<ConfigError>("--max-new-tokens is {}: expected 1 or more", tokens);
   if (options.partner.context < 0)
     throw_error<ConfigError>("--context is {}: expected a count", options.partner.context);
+  if (!options.partner.served_model.empty() && !is_server(options.partner.model.directory)) {
+    throw_error<ConfigError>("--model names a model of a server, and {} is a directory",
+                             options.partner.model.directory);
+  }
   return Chat(options, session).run();
 }
 
@@ -199,11 +202,19 @@ void add_chat_command(CLI::App& app, Action& action) {
   ChatPartnerOptions& partner = options->partner;
   CLI::App* command = app.add_subcommand("chat", "Talk to a model in the terminal");
   add_model_arguments(*command, partner.model);
+  command->get_option("model_dir")
+      ->description(
+          "A Hugging Face model directory, or an OpenAI-compatible server, as "
+          "http://127.0.0.1:8000 "
+          "($OPENAI_API_KEY is its key)")
+      ->type_name("MODEL_DIR|URL");
+  command->add_option("--model", partner.served_model,
+                      "Which of the server's models or adapters; default the only one");
   command->add_option("--system", options->system, "The system message");
   command->add_flag("--show-thinking", options->shows_thinking, "Show what the model thinks");
   add_template_arguments(*command, partner.template_arguments);
-  command->add_option("--max-new-tokens", partner.max_new_tokens, "Of an answer, at most")
-      ->capture_default_str();
+  command->add_option("--max-new-tokens", partner.max_new_tokens,
+                      "Of an answer, at most; default 2048, or the server's");
   command
       ->add_option("--context", partner.context,
                    "Tokens of conversation and answer; 0: 8192, or fewer if the model has fewer")
@@ -216,6 +227,7 @@ void add_chat_command(CLI::App& app, Action& action) {
       "\n"
       "Examples:\n"
       "  heddle chat runs/chat/final\n"
+      "  heddle chat http://127.0.0.1:8000 --model billing\n"
       "  printf 'What is 12 + 30?\\n' | heddle chat runs/chat/final --temperature 0");
   command->callback([options, &action] {
     action = [options](const Session& session) { return run(*options, session); };

@@ -97,7 +97,7 @@ class LocalPartner : public ChatPartner {
           "--context N makes room",
           request.prompt.size(), context());
     }
-    request.max_new_tokens = std::min(options_.max_new_tokens, room);
+    request.max_new_tokens = std::min(options_.max_new_tokens.value_or(kUsualAnswer), room);
     request.sampling = sampling_;
     request.sampling.seed = rollout::seed_of_row(options_.sampling.seed, answers_++);
     request.stop_ids = stop_ids_;

@@ -117,3 +117,15 @@ def test_health_tokens_and_metrics(server, client):
     generated = [line for line in lines if line.startswith("vllm:generation_tokens_total")]
     assert generated and float(generated[0].rsplit(" ", 1)[1]) == 8
     assert all(line.startswith("#") or len(line.rsplit(" ", 1)) == 2 for line in lines)
+
+
+def test_heddle_chat_is_answered_as_from_the_directory(server, model):
+    def chat(target, *more):
+        return subprocess.run([HEDDLE, "chat", str(target), "--temperature", "0", "--max-new-tokens", "8", *more], capture_output=True,
+                              input="the river\nthe hill\n", text=True)
+    remote = chat(server.url)
+    assert remote.returncode == 0 and remote.stdout == chat(model).stdout and remote.stdout, remote.stderr
+    assert "'nope' does not exist" in chat(server.url, "--model", "nope").stderr
+    assert "--dtype is for a model directory" in chat(server.url, "--dtype", "float32").stderr
+    nobody = chat("http://127.0.0.1:9")
+    assert nobody.returncode == 1 and "http://127.0.0.1:9/v1/models" in nobody.stderr
