@@ -47,10 +47,11 @@ class GpuAdaptersOfRequests : public ::testing::Test {
         modules.push_back({linear.module(), rank, 2});
     });
     EXPECT_EQ(modules.back().name, "lm_head");
-    auto own = std::make_shared<adapters::LoraSet>(
-        ckpt::adaptable(*placed_->model), modules,
-        adapters::LoraOptions{.rank = rank, .alpha = 2.0 * static_cast<double>(rank)},
-        placed_->context);
+    adapters::LoraOptions options;
+    options.rank = rank;
+    options.alpha = 2.0 * static_cast<double>(rank);
+    auto own = std::make_shared<adapters::LoraSet>(ckpt::adaptable(*placed_->model), modules,
+                                                   options, placed_->context);
     fill(*own, 0.15);
     return std::make_shared<const Adapter>(Adapter{"head", 0, own});
   }
