@@ -45,7 +45,7 @@ class Generation : public GroupSource {
   std::optional<Batch> try_next();
   /// Starts what may start and makes one pass. False if there is nothing to do.
   bool advance();
-  /// As advance() while new weights are on their way: with update mode wait only what runs goes on,
+  /// Advances while new weights are on their way: with update mode wait only what runs goes on,
   /// as all of it has to end first.
   bool advance_before_update();
   /// Brings running groups to where the weights may change, as rl.update_mode says. With mode wait

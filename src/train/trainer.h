@@ -112,7 +112,7 @@ class Trainer {
   std::chrono::steady_clock::time_point last_end_;  ///< Time at which a step ended.
   std::unique_ptr<ckpt::CheckpointStore> checkpoints_;
   double auxiliary_coefficient_ = 0;
-  double peak_flops_ = 0;  ///< Of all ranks; 0: not known, or not the first rank.
+  double peak_flops_ = 0;  ///< Sum over all ranks; 0: not known, or not the first rank.
   /// Not trained, yet not what the source holds: made for this run (a new head), or trained before
   /// it was continued. Checkpoints hold them beside what is trained.
   std::vector<nn::Parameter*> kept_;

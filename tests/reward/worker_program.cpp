@@ -171,7 +171,7 @@ int main() {
     json answer = request.contains("op") ? stepped(request) : judged(request);
     if (answer.is_object()) answer["id"] = request.at("id");
     std::string text = answer.dump();
-    // As Python's json.dumps writes it, which is no JSON.
+    // Python's json.dumps writes it so, which is no JSON.
     if (request.value("completion", "") == "NaN") text.replace(text.find("null"), 4, "NaN");
     std::cout << text << std::endl;
   }

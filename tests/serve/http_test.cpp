@@ -272,7 +272,7 @@ TEST_F(Http, RequestsThatCannotBeReadGetTheWordsOfTheApi) {
   EXPECT_EQ(statuses, (std::vector{413, 413, 400, 417, 400, 501, 400, 200}));
 }
 
-// What follows the headers would be taken for the next request, be it the body of this one.
+// Bytes after the headers would be taken for the next request, be they the body of this one.
 TEST_F(Http, WhereABodyEndsIsKnownOrTheConnectionEnds) {
   add("POST", "/echo", echo());
   start();

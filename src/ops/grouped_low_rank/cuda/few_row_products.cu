@@ -260,13 +260,9 @@ __global__ void __launch_bounds__(kThreads, 2)
     few_rows_kernel(const __grid_constant__ NarrowTable table) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(128) unsigned char memory[];
-  const int parts = table.parts, clusters = static_cast<int>(gridDim.x) / parts,
-            part = static_cast<int>(blockIdx.x) % parts;
-  for (int tile = static_cast<int>(blockIdx.x) / parts; tile < table.tiles; tile += clusters) {
-    const NarrowEntry& e = table.entries[entry_of(table.entries, table.count, tile)];
-    FewRows<form, kRowGroups>{e, (tile - e.first_tile) * kNarrowColumns}.compute(memory, part,
-                                                                                 parts);
-  }
+  each_tile(table, [&](const NarrowEntry& e, int tile, int part, int parts) {
+    FewRows<form, kRowGroups>{e, tile * kNarrowColumns}.compute(memory, part, parts);
+  });
 #endif
 }
 

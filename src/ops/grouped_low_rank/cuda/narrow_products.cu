@@ -266,12 +266,9 @@ __global__ void __launch_bounds__(kThreads, 2)
     narrow_kernel(const __grid_constant__ NarrowTable table) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(128) unsigned char memory[];
-  const int parts = table.parts, clusters = static_cast<int>(gridDim.x) / parts,
-            part = static_cast<int>(blockIdx.x) % parts;
-  for (int tile = static_cast<int>(blockIdx.x) / parts; tile < table.tiles; tile += clusters) {
-    const NarrowEntry& e = table.entries[entry_of(table.entries, table.count, tile)];
-    compute<form>(e, tile - e.first_tile, memory, part, parts);
-  }
+  each_tile(table, [&](const NarrowEntry& e, int tile, int part, int parts) {
+    compute<form>(e, tile, memory, part, parts);
+  });
 #endif
 }
 

@@ -94,6 +94,18 @@ __device__ __forceinline__ void each_step(u32 stages, int first, int last, const
   __syncthreads();
 }
 
+/// Runs work(entry, tile of it, part, parts) for each tile of the table that this CTA's cluster
+/// has.
+template <class Work>
+__device__ __forceinline__ void each_tile(const NarrowTable& table, const Work& work) {
+  const int parts = table.parts, clusters = static_cast<int>(gridDim.x) / parts,
+            part = static_cast<int>(blockIdx.x) % parts;
+  for (int tile = static_cast<int>(blockIdx.x) / parts; tile < table.tiles; tile += clusters) {
+    const NarrowEntry& e = table.entries[entry_of(table.entries, table.count, tile)];
+    work(e, tile - e.first_tile, part, parts);
+  }
+}
+
 /// Two neighbours of a line of gradients.
 __device__ __forceinline__ void put_gradients(const NarrowEntry& e, int row, int column, float left,
                                               float right) {
