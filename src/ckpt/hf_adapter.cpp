@@ -1,5 +1,6 @@
 #include "ckpt/hf_adapter.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/mm.h>
@@ -8,6 +9,8 @@
 #include <functional>
 #include <map>
 #include <set>
+#include <span>
+#include <utility>
 
 #include "base/errors.h"
 #include "base/log.h"
@@ -25,6 +28,8 @@ namespace heddle::ckpt {
 namespace {
 
 using models::Head;
+
+constexpr std::size_t kPairsAtOnce = 128;  // in memory
 
 const SavedParameter* find_saved(const AdapterDirectory& directory,
                                  bool (*is_it)(const std::string&)) {
@@ -122,14 +127,25 @@ std::vector<StoredTensor> stored_in(const AdapterDirectory& directory) {
   return all;
 }
 
-/// Fills the part of a stored tensor that this rank owns.
-void fill(nn::Parameter& parameter, const StoredTensor& stored) {
+/// Fills the part of a stored tensor, which was read, that this rank owns.
+void fill(nn::Parameter& parameter, const StoredTensor& stored, const at::Tensor& read) {
   if (stored.shape != parameter.global_shape()) {
     throw_error<ModelError>("{} is [{}], this model needs [{}]", stored.where(),
                             fmt::join(stored.shape, ", "),
                             fmt::join(parameter.global_shape(), ", "));
   }
-  parameter.write_owned(read_finite_tensor(stored));
+  parameter.write_owned(read);
+}
+
+/// Factors of pairs, read by all threads: requests of a server wait for them.
+std::vector<std::pair<at::Tensor, at::Tensor>> read_factors(
+    std::span<const LoraPair* const> pairs) {
+  std::vector<std::pair<at::Tensor, at::Tensor>> factors(pairs.size());
+  at::parallel_for(0, std::ssize(pairs), 1, [&](std::int64_t first, std::int64_t last) {
+    for (auto i = static_cast<std::size_t>(first); i < static_cast<std::size_t>(last); ++i)
+      factors[i] = {read_finite_tensor(pairs[i]->a), read_finite_tensor(pairs[i]->b)};
+  });
+  return factors;
 }
 
 }  // namespace
@@ -195,7 +211,7 @@ void load_saved(const AdapterDirectory& directory, Model& model,
                               fmt::join(saved.tensor.shape, ", "),
                               fmt::join(it->second->global_shape(), ", "));
     }
-    fill(*it->second, saved.tensor);
+    fill(*it->second, saved.tensor, read_finite_tensor(saved.tensor));
   }
 }
 
@@ -239,14 +255,21 @@ std::unique_ptr<adapters::LoraSet> load_adapter(
   for (const auto& lora : set->adapters()) by_module[lora->module()] = lora.get();
   std::map<std::string, adapters::ExpertLora*> by_parameter;
   for (const auto& lora : set->expert_adapters()) by_parameter[lora->parameter()] = lora.get();
-  for (const LoraPair* pair : pairs) {
-    if (const auto expert = by_parameter.find(key_of(*pair)); expert != by_parameter.end()) {
-      expert->second->set_from_peft(read_finite_tensor(pair->a), read_finite_tensor(pair->b));
-      continue;
+  for (std::size_t first = 0; first < pairs.size(); first += kPairsAtOnce) {
+    const std::span some =
+        std::span(pairs).subspan(first, std::min(kPairsAtOnce, pairs.size() - first));
+    const auto factors = read_factors(some);
+    for (std::size_t i = 0; i < some.size(); ++i) {
+      const auto& [a, b] = factors[i];
+      const std::string key = key_of(*some[i]);
+      if (const auto expert = by_parameter.find(key); expert != by_parameter.end()) {
+        expert->second->set_from_peft(a, b);
+        continue;
+      }
+      adapters::Lora& lora = *by_module.at(key);
+      fill(lora.a(), some[i]->a, a);
+      fill(lora.b(), some[i]->b, b);
     }
-    adapters::Lora& lora = *by_module.at(key_of(*pair));
-    fill(lora.a(), pair->a);
-    fill(lora.b(), pair->b);
   }
   for (const StackedExperts& experts : stacked) {
     adapters::ExpertLora& lora = *by_parameter.at(key_of(experts));

@@ -23,6 +23,7 @@ namespace {
 constexpr std::size_t kMostGraphs = 16;
 constexpr std::size_t kMostShapes = 256;
 constexpr int kMostReleases = 8;
+constexpr std::size_t kMostRefused = 8;
 
 std::vector<const adapters::LoraSet*> sets_of(std::span<const Piece> pieces) {
   std::vector<const adapters::LoraSet*> sets;
@@ -30,12 +31,14 @@ std::vector<const adapters::LoraSet*> sets_of(std::span<const Piece> pieces) {
   return sets;
 }
 
-/// The adapters of the head by rows of a recorded pass, on one rank, whose pieces are not padded.
+/// The adapters of the head by rows of a recorded pass, on one rank. Its rows are those with a
+/// label, and a short piece has others besides.
 std::vector<objective::ChangedHeadRows> changed_heads(assembly::Model& model,
-                                                      const objective::LocalBatch& batch) {
+                                                      const objective::LocalBatch& batch,
+                                                      std::span<const Piece> pieces) {
   std::vector<objective::ChangedHeadRows> changed;
-  for (const nn::AdaptedRows& piece : batch.adapters)
-    changed.push_back({piece.set->of(*model.lm_head()), piece.rows});
+  for (std::size_t p = 0; p < pieces.size(); ++p)
+    changed.push_back({batch.adapters[p].set->of(*model.lm_head()), pieces[p].batch.size()});
   return changed;
 }
 
@@ -109,8 +112,8 @@ RecordedPasses::Recorded* RecordedPasses::recorded_for(std::span<const Piece> pi
     refill(*known, pieces);
     return &*known;
   }
-  if (std::ranges::find(met_, shape) != met_.end())
-    return record(std::move(shape), pieces, has_derivatives);
+  if (std::ranges::find(refused_, shape) != refused_.end()) return nullptr;
+  if (std::ranges::find(met_, shape) != met_.end()) return record(shape, pieces, has_derivatives);
   met_.push_back(std::move(shape));
   if (met_.size() > kMostShapes) met_.pop_front();
   return nullptr;
@@ -132,17 +135,18 @@ void RecordedPasses::refill(Recorded& pass, std::span<const Piece> pieces) {
   labels.copy_(device::upload(own_labels, labels.device()));
 }
 
-RecordedPasses::Recorded* RecordedPasses::record(Shape shape, std::span<const Piece> pieces,
+RecordedPasses::Recorded* RecordedPasses::record(const Shape& shape, std::span<const Piece> pieces,
                                                  bool has_derivatives) {
+  if (recorded_.size() == kMostGraphs) {
+    device::synchronize(base_.context.device);  // which may be at it
+    recorded_.pop_front();
+    stand_ins_.drop_unused();
+  }
+  const std::size_t others = recorded_.size();
   try {
-    if (recorded_.size() == kMostGraphs) {
-      device::synchronize(base_.context.device);  // which may be at it
-      recorded_.pop_front();
-      stand_ins_.drop_unused();
-    }
     objective::LocalBatch batch = joint_batch(*base_.model, pieces);
     objective::LossRows rows(*base_.model, batch.host, 1);
-    recorded_.push_back({std::move(shape),
+    recorded_.push_back({shape,
                          std::move(batch),
                          std::move(rows),
                          stand_ins_.places_for(sets_of(pieces)),
@@ -153,15 +157,17 @@ RecordedPasses::Recorded* RecordedPasses::record(Shape shape, std::span<const Pi
     Recorded& pass = recorded_.back();
     for (std::size_t p = 0; p < pass.places.size(); ++p)
       pass.batch.adapters[p].set = pass.places[p].set.get();
-    queue(pass, has_derivatives);
+    queue(pass, pieces, has_derivatives);
     return &pass;
   } catch (const std::exception& error) {
-    give_up(error.what());
+    while (recorded_.size() > others) recorded_.pop_back();
+    stand_ins_.drop_unused();
+    refuse(shape, error.what());
     return nullptr;
   }
 }
 
-void RecordedPasses::queue(Recorded& pass, bool has_derivatives) {
+void RecordedPasses::queue(Recorded& pass, std::span<const Piece> pieces, bool has_derivatives) {
   assembly::Model& model = *base_.model;
   parallel::BlockRunner& blocks = base_.pipeline->stages().front().runner;
   const c10::Device device = base_.context.device;
@@ -179,7 +185,7 @@ void RecordedPasses::queue(Recorded& pass, bool has_derivatives) {
         logprobs.emplace(model, hidden, pass.rows,
                          objective::TokenLogprobs::Options{
                              .want_gradients = true,
-                             .changed = changed_heads(model, pass.batch),
+                             .changed = changed_heads(model, pass.batch, pieces),
                              .known_derivatives = has_derivatives ? pass.d_values : at::Tensor()});
         pass.values = logprobs->values();
       },
@@ -203,6 +209,12 @@ void RecordedPasses::drop_graphs() {
   device::synchronize(base_.context.device);  // which may be at one of them
   recorded_.clear();
   stand_ins_.drop_unused();
+}
+
+void RecordedPasses::refuse(const Shape& shape, const std::string& reason) {
+  log::warning("training passes of one shape are queued launch by launch: {}", reason);
+  refused_.push_back(shape);
+  if (refused_.size() > kMostRefused) give_up("so are those of too many shapes");
 }
 
 void RecordedPasses::give_up(const std::string& reason) {

@@ -75,9 +75,11 @@ class RecordedPasses {
   Recorded* recorded_for(std::span<const Piece> pieces, bool has_derivatives);
   /// The tokens and labels of other pieces of its shape, from which all else of a batch follows.
   static void refill(Recorded& pass, std::span<const Piece> pieces);
-  Recorded* record(Shape shape, std::span<const Piece> pieces, bool has_derivatives);
-  void queue(Recorded& pass, bool has_derivatives);
+  Recorded* record(const Shape& shape, std::span<const Piece> pieces, bool has_derivatives);
+  void queue(Recorded& pass, std::span<const Piece> pieces, bool has_derivatives);
   void drop_graphs();
+  /// The shape cannot be recorded; others may be without what hinders it.
+  void refuse(const Shape& shape, const std::string& reason);
   void give_up(const std::string& reason);
   /// Gives the graphs' memory back where a pass launched beside them may not fit.
   void make_room();
@@ -88,6 +90,7 @@ class RecordedPasses {
   int releases_ = 0;               ///< How often graphs went for a launched pass.
   std::deque<Recorded> recorded_;  ///< Oldest first.
   std::deque<Shape> met_;          ///< Once; oldest first.
+  std::vector<Shape> refused_;
 };
 
 }  // namespace heddle::tenants

@@ -73,7 +73,7 @@ TEST_F(GpuDecodeStepAdapters, ARowHasTheSameBitsInAnyMixture) {
     std::vector<Task> tasks(static_cast<std::size_t>(count), {20, 30, other});
     tasks[0] = {40, 30, own};
     tasks[static_cast<std::size_t>(count) - 1].set = third;
-    return generate(*one_, tasks).completions.at(0);
+    return generate(*one_, tasks, true, 0, /*prompts_apart=*/true).completions.at(0);
   };
   for (const std::int64_t count : {2, 3, 5}) {  // of the buckets 2, 4 and 8
     SCOPED_TRACE(count);

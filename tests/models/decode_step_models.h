@@ -129,8 +129,10 @@ class GpuDecodeStep : public ::testing::Test {
   }
 
   using Found = Answers;
+  /// `prompts_apart`: a step after each request, so that the first prompt is read alone. A prompt's
+  /// bits may differ with the sets of those beside it (ops/grouped_low_rank/cuda/README.md).
   Found generate(assembly::ModelOnRanks& with, const std::vector<Task>& tasks, bool records = true,
-                 std::int64_t at_once = 0) {
+                 std::int64_t at_once = 0, bool prompts_apart = false) {
     Engine engine(with, nullptr,
                   {.max_sequences = at_once > 0 ? at_once : std::ssize(tasks),
                    .capacity = 640,
@@ -142,6 +144,7 @@ class GpuDecodeStep : public ::testing::Test {
       request.sampling.temperature = 0;
       request.adapter = set(with, tasks[i].set);
       engine.submit(std::move(request));
+      if (prompts_apart) engine.step();
     }
     return answers_of(engine);
   }

@@ -172,6 +172,20 @@ TEST_P(RecordedTenantPasses, LaunchWhatHasAnotherShapeAndRecordItWhenItComesAgai
                                       true, true}));
 }
 
+TEST_P(RecordedTenantPasses, TakeSequencesOfOneToken) {
+  // A piece of one token has a row more, without a label.
+  const std::vector<bool> found = replayed([](Tenants& tenants) {
+    for (const std::vector<std::size_t>& which :
+         {std::vector<std::size_t>{0, 1, 2}, {0, 1, 2}, {4, 0, 2}, {1}, {1}, {0}}) {
+      tenants.forward_backward(which, {1});
+      tenants.step(which);
+    }
+    tenants.forward_backward({0}, {1, 1, 1}), tenants.forward_backward({4}, {1, 1, 1});
+    tenants.step({0, 4});
+  });
+  EXPECT_EQ(found, (std::vector<bool>{false, true, true, false, true, true, false, true}));
+}
+
 TEST_P(RecordedTenantPasses, KeepGradientsThatWaitForAStep) {
   const std::vector<bool> found = replayed([](Tenants& tenants) {
     tenants.forward_backward({0, 1, 2});
