@@ -1,6 +1,7 @@
 // Checks decode_step with sums in double over several steps with carried caches, and times it.
 //   heddle_decode_step check [ROWS]   the exit status is 1 if a result is wrong
 //   heddle_decode_step short ROWS     few layers and steps, for compute-sanitizer
+//   heddle_decode_step one ROWS       one step with one set, for its slow tools
 //   heddle_decode_step time [STEPS]
 // With changes by adapters, in all cases below or in one:
 //   heddle_decode_step adapters [ROWS]
@@ -232,8 +233,9 @@ void time_parts(int steps) {
   const int vocabulary = 248320;
   const DecodeStepModel m = make_model(24, vocabulary, sizes);
   const Exchange exchange;
-  const std::pair<const char*, unsigned> parts[] = {
-      {"all", 0xff}, {"inputs", 0x0f}, {"output", 0x10}, {"gate and up", 0x60}, {"down", 0x80}};
+  const std::pair<const char*, unsigned> parts[] = {{"none", 0},           {"all", 0xff},
+                                                    {"inputs", 0x0f},      {"output", 0x10},
+                                                    {"gate and up", 0x60}, {"down", 0x80}};
   for (const int rows : {1, 8}) {
     const Sequences s(rows, std::vector<int64_t>(static_cast<size_t>(rows), 128), sizes, vocabulary,
                       4200);
@@ -262,6 +264,12 @@ int run(int count, char** arguments) {
     return check_adapters(number, true) &&
                    check_steps("four layers", number, 4,
                                std::vector<int64_t>(static_cast<size_t>(number), 40), 2, 3e-2)
+               ? 0
+               : 1;
+  if (what == "one")
+    return check_steps("four layers", number, 4,
+                       std::vector<int64_t>(static_cast<size_t>(number), 40), 1, 3e-2,
+                       &kMixtures[0])
                ? 0
                : 1;
   bool right = true;
