@@ -27,8 +27,8 @@ using nlohmann::json;
 class Served {
  public:
   explicit Served(const std::filesystem::path& path, tinker::ServiceOptions options = quick(),
-                  Limits limits = {.max_runs = 3})
-      : data_(path), keys_(data_.database()), limits_(limits) {
+                  Limits limits = {.max_runs = 3}, const ServerOptions& of_server = {})
+      : data_(path), keys_(data_.database()), limits_(limits), server_(of_server) {
     data_.lock();
     const auto identify = [this](const Request& request) {
       if (keys_.is_empty()) return Caller{"local", "", {"train", "sample", "admin"}, limits_};

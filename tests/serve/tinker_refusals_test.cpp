@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include "bytes.h"
 #include "served.h"
 #include "testing/temporary_directory.h"
 
@@ -13,9 +14,13 @@ namespace {
 
 using nlohmann::json;
 using testing::ApiClient;
+using testing::body_of;
 using ::testing::HasSubstr;
 using testing::Served;
+using testing::sized;
+using testing::status_of;
 using testing::weights_after;
+using testing::zstd_of;
 
 using Directory = heddle::testing::TemporaryDirectory;
 
@@ -159,8 +164,8 @@ TEST(TinkerRefusals, ARestartGoesPastThem) {
   options.durable_steps = 0;
   Served served(folder.path(), options);
   ApiClient caller(served.port());
-  caller.post("optim_step", ApiClient::step(run, 9));
-  EXPECT_EQ(caller.status, 404);
+  const json step = caller.wait(caller.post("optim_step", ApiClient::step(run, 9)));
+  EXPECT_THAT(step.value("error", ""), HasSubstr("is not in memory"));
 }
 
 TEST(TinkerRefusals, APromiseFailsWhoseRequestIsRefusedAfterARestart) {
@@ -204,6 +209,58 @@ TEST(TinkerRefusals, WhatFailedForAMissingRequestIsNotRunAfterARestart) {
             norm);
   EXPECT_EQ(next.at("metrics").at("grad_norm:mean"),
             weights_after(caller, {ApiClient::step(plain, 3)}));
+}
+
+// Whatever can be read of them tells the place that is given up.
+TEST(TinkerRefusals, ARequestThatIsTooLargeIsPromisedAndFails) {
+  const Directory folder;
+  Served served(folder.path(), impatient(), {}, {.most_body_bytes = 10'000});
+  ApiClient caller(served.port());
+  const std::string run = caller.create_model(caller.session()).at("model_id");
+  const auto refused = [&](const std::string& body, const std::string& type,
+                           const std::string& message) {
+    const std::string answer = caller.raw("POST", "forward_backward", body, type);
+    ASSERT_EQ(status_of(answer), 200) << answer;
+    EXPECT_THAT(caller.wait(json::parse(body_of(answer))).value("error", ""), HasSubstr(message));
+  };
+  const std::string protobuf = "application/x-protobuf", of_run = "\x0A" + sized(run);
+  refused(ApiClient::work(run, 1, std::vector(3000, 1)).dump(), "application/json",
+          ": 10000 are allowed");
+  refused(of_run + "\x10\x02" + std::string(10'000, '\x1A'), protobuf, ": 10000 are allowed");
+  refused(zstd_of(of_run + "\x10\x03" + std::string(100'000, '\x1A')),
+          protobuf + "\r\nContent-Encoding: zstd", "more than 10000 bytes once");
+  refused(zstd_of(of_run + "\x10\x04") + "rest", protobuf + "\r\nContent-Encoding: zstd",
+          "the zstd body is broken");
+  refused(R"({"seq_id": 5, "model_id": ")" + run + R"(", "forward_backward_input": {)",
+          "application/json", "the body is no JSON");
+  json step = ApiClient::step(run, 6);
+  step["adam_params"]["more"] = std::string(10'000, 'x');
+  caller.post("optim_step", step);
+  EXPECT_EQ(caller.status, 413);
+  EXPECT_NE(weights_after(caller, {ApiClient::work(run, 7, {1, 2}), ApiClient::step(run, 8)}), 0);
+}
+
+// A status would leave a client waiting that sends a call in several requests.
+TEST(TinkerRefusals, ARunThatIsNotInMemoryHasOneAnswer) {
+  const Directory folder;
+  Served served(folder.path(), impatient());
+  ApiClient caller(served.port());
+  const std::string session = caller.session();
+  const std::string run = caller.create_model(session).at("model_id");
+  caller.raw("POST", "sessions/" + session + "/finish", R"({"reason": {"type": "success"}})");
+  const json work = ApiClient::work(run, 2, {1, 2});
+  const json refused = caller.post("forward_backward", work);
+  for (const json& promise : {refused, caller.post("optim_step", ApiClient::step(run, 3)),
+                              caller.post("save_weights", saved(run, 4, json::object())),
+                              caller.post("forward_backward", ApiClient::work(run, 1, {1, 2}))}) {
+    ASSERT_EQ(caller.status, 200) << promise;
+    const json outcome = caller.wait(promise);
+    EXPECT_THAT(outcome.value("error", ""), HasSubstr("is not in memory"));
+    EXPECT_EQ(outcome.value("category", ""), "server");
+  }
+  EXPECT_EQ(caller.post("forward_backward", work), refused);
+  caller.post("forward_backward", ApiClient::work(run, 0, {1, 2}));
+  EXPECT_EQ(caller.status, 404) << "without a number it is a request of its own";
 }
 
 TEST(TinkerRefusals, NumbersThatMakeNoLoss) {

@@ -4,18 +4,16 @@
 
 #include <string>
 
+#include "bytes.h"
 #include "serve/http/request.h"
 
 namespace heddle::serve::tinker {
 namespace {
 
+using testing::sized;
+
 /// `field` (tag and type in one byte) with these bytes.
-std::string message(char field, const std::string& bytes) {
-  std::string out(1, field);
-  std::size_t size = bytes.size();
-  for (; size >= 0x80; size >>= 7) out += static_cast<char>(0x80 | (size & 0x7F));
-  return out + static_cast<char>(size) + bytes;
-}
+std::string message(char field, const std::string& bytes) { return field + sized(bytes); }
 
 std::string repeated(const std::string& part, std::size_t count) {
   std::string out;

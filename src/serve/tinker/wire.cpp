@@ -263,15 +263,15 @@ class Decoder {
 
 }  // namespace
 
-std::pair<std::string, std::int64_t> decode_place(std::string_view bytes) {
-  std::pair<std::string, std::int64_t> place;
+Place decode_place(std::string_view bytes) {
+  Place place;
   try {
     pbf_reader reader(bytes.data(), bytes.size());
     while (reader.next()) {
       if (reader.tag_and_type() == length_delimited(1)) {
-        place.first = reader.get_string();
+        place.run = reader.get_string();
       } else if (reader.tag_and_type() == varint(2)) {
-        place.second = reader.get_int32();
+        place.seq = reader.get_int32();
       } else {
         reader.skip();
       }
