@@ -22,6 +22,15 @@ std::string repeated(const std::string& part, std::size_t count) {
   return out;
 }
 
+std::string refusal_of(const std::string& bytes) {
+  try {
+    decode_forward_backward(bytes);
+  } catch (const HttpError& error) {
+    return error.what();
+  }
+  return "";
+}
+
 int status_of(const std::string& bytes) {
   try {
     decode_forward_backward(bytes);
@@ -47,10 +56,39 @@ TEST(TinkerWire, PartsAreCountedBeforeTheyFillTheMemory) {
   EXPECT_EQ(status_of(message(kDatum, repeated(kChunk + empty, kMany))), 413);
   EXPECT_EQ(status_of(message(kDatum, repeated(kEntry + empty, kMany))), 413);
   EXPECT_EQ(status_of(repeated('\x2A' + empty, kMany)), 413);       // numbers of the loss
-  EXPECT_EQ(status_of(repeated('\x78' + empty, kMany)), 413);       // a field that nobody knows
   EXPECT_EQ(status_of(with_tensor(repeated("\x20\x01", 9))), 422);  // dimensions one by one
   EXPECT_EQ(status_of(with_tensor(message('\x22', std::string(1 << 20, '\x01')))), 422);  // packed
   EXPECT_EQ(status_of(with_tensor(message('\x22', std::string(2, '\x01')))), 200);
+}
+
+TEST(TinkerWire, FieldsThatNobodyKnowsAreRefusedByNumber) {
+  const auto entry = [](const std::string& fields) {
+    return message(kDatum, message(kEntry, fields));
+  };
+  const std::string unknown = "\x78\x01";  // field 15, a whole number
+  const struct {
+    std::string bytes;
+    const char* name;
+  } cases[] = {
+      {unknown, "ForwardBackwardRequest"},
+      {message('\x2A', unknown), "LossFnConfigEntry"},
+      {message('\x3A', unknown), "LossFnConfigV2Entry"},
+      {message('\x3A', message(kValue, unknown)), "LossConfigValue"},
+      {message(kDatum, unknown), "Datum"},
+      {message(kDatum, message(kChunk, unknown)), "Chunk"},
+      {message(kDatum, message(kChunk, message(kChunk, unknown))), "EncodedTextChunk"},
+      {entry(unknown), "LossFnInputsEntry"},
+      {with_tensor(unknown), "Tensor"},
+      {with_tensor(message('\x12', unknown)), "SparseCsr"},
+  };
+  for (const auto& [bytes, name] : cases)
+    EXPECT_EQ(refusal_of(bytes), std::string("field 15 of the protobuf message ") + name +
+                                     " is not known, or not with wire type 0");
+  EXPECT_EQ(refusal_of("\x08\x01"),
+            "field 1 of the protobuf message ForwardBackwardRequest is not known, or not with wire "
+            "type 0");
+  EXPECT_EQ(status_of(message(kDatum, message('\x1A', unknown) + message('\x22', unknown))), 200)
+      << "spans are not looked at";
 }
 
 }  // namespace

@@ -42,7 +42,8 @@ struct ForwardBackwardRequest {
   std::map<std::string, std::string> texts;  ///< Text values of loss_fn_config_v2.
   bool forward_only = false;
 };
-/// Throws HttpError 422 with the byte at which the message is broken.
+/// Throws HttpError 422 with the byte at which the message is broken, or the number of a field that
+/// is not known: the fields are those of the SDK from 0.18 to 0.38.0.
 ForwardBackwardRequest decode_forward_backward(std::string_view bytes);
 
 /// Where a request stands in the order of its run.
