@@ -240,6 +240,18 @@ TEST(TinkerRefusals, ARequestThatIsTooLargeIsPromisedAndFails) {
   EXPECT_NE(weights_after(caller, {ApiClient::work(run, 7, {1, 2}), ApiClient::step(run, 8)}), 0);
 }
 
+TEST(TinkerRefusals, ClientsAreToldToSendNoMoreAtOnceThanIsTaken) {
+  const Directory folder;
+  Served small(folder.path() / "small", impatient(), {}, {.most_body_bytes = 100'000});
+  Served large(folder.path() / "large");
+  const auto told = [](const Served& served) {
+    const json config = ApiClient(served.port()).post("client/config", json::object());
+    return std::pair(config.at("fwdbwd_max_chunk_bytes_count"), config.at("fwdbwd_max_chunk_len"));
+  };
+  EXPECT_EQ(told(small), (std::pair<json, json>(50'000, 97)));
+  EXPECT_EQ(told(large), (std::pair<json, json>(5'000'000, 1024)));
+}
+
 // A status would leave a client waiting that sends a call in several requests.
 TEST(TinkerRefusals, ARunThatIsNotInMemoryHasOneAnswer) {
   const Directory folder;

@@ -184,6 +184,7 @@ class Server::Loop {
     cut_all();  // who observes and whoever waits for it may go before the server
   }
 
+  const ServerOptions options_;
   Router router_;
   std::function<Caller(const Request&)> identify_;
   std::function<Admission(const Caller&, Cost)> meter_;
@@ -350,7 +351,6 @@ class Server::Loop {
     }
   }
 
-  ServerOptions options_;
   evhttp* http_;
   evhttp_bound_socket* socket_ = nullptr;
   std::unique_ptr<UnreadRequests> unread_;
@@ -382,6 +382,7 @@ void Server::run(const std::atomic<bool>& stop, const std::function<void()>& on_
   loop_->run(stop, on_drain, is_idle);
 }
 bool Server::is_draining() const { return loop_->is_draining_; }
+const ServerOptions& Server::options() const { return loop_->options_; }
 void Server::post(std::function<void()> work) { loop_->loop_.post(std::move(work)); }
 void Server::post_after(double seconds, std::function<void()> work) {
   loop_->loop_.post_after(seconds, std::move(work));
