@@ -33,56 +33,51 @@ tinker::ServiceOptions impatient() {
   return options;
 }
 
+/// A run that fails at once where it would wait.
+struct Refused : public testing::OneRun {
+  Refused() : OneRun(impatient()) {}
+};
+
 json saved(const std::string& run, int seq, const json& more) {
   json body = {{"model_id", run}, {"path", "a"}, {"seq_id", seq}};
   body.update(more);
   return body;
 }
 
-TEST(TinkerRefusals, ARunGoesOnAfterARequestThatWasRefused) {
-  const Directory folder;
-  Served served(folder.path(), impatient());
-  ApiClient caller(served.port());
-  const std::string session = caller.session();
-  const std::string plain = caller.create_model(session, 0).at("model_id");
+TEST_F(Refused, ARunGoesOnAfterARequestThatWasRefused) {
   const double norm =
-      weights_after(caller, {ApiClient::work(plain, 1, {1, 2}), ApiClient::step(plain, 2)});
-  const std::string run = caller.create_model(session, 1).at("model_id");
+      weights_after(caller, {ApiClient::work(run, 1, {1, 2}), ApiClient::step(run, 2)});
+  const std::string other = caller.create_model(session, 1).at("model_id");
   const auto refused = [&](const char* path, const json& body, int status) {
     caller.post(path, body);
     EXPECT_EQ(caller.status, status) << path;
   };
-  caller.post("forward_backward", ApiClient::work(run, 1, {1, kNoToken}));
-  json step = ApiClient::step(run, 2);
+  caller.post("forward_backward", ApiClient::work(other, 1, {1, kNoToken}));
+  json step = ApiClient::step(other, 2);
   step["adam_params"]["learning_rate"] = -1;
   refused("optim_step", step, 422);
-  refused("save_weights", saved(run, 3, {{"ttl_seconds", 5}}), 422);
-  EXPECT_EQ(weights_after(caller, {ApiClient::work(run, 4, {1, 2}), ApiClient::step(run, 5)}),
+  refused("save_weights", saved(other, 3, {{"ttl_seconds", 5}}), 422);
+  EXPECT_EQ(weights_after(caller, {ApiClient::work(other, 4, {1, 2}), ApiClient::step(other, 5)}),
             norm);
   // One that is refused while those after it have come, and wait.
-  const json late = caller.post("forward_backward", ApiClient::work(run, 7, {1}));
-  refused("save_weights_for_sampler", saved(run, 6, {{"kind", "inflight"}}), 400);
+  const json late = caller.post("forward_backward", ApiClient::work(other, 7, {1}));
+  refused("save_weights_for_sampler", saved(other, 6, {{"kind", "inflight"}}), 400);
   EXPECT_THAT(caller.wait(late).get<std::string>(), HasSubstr("loss:sum"));
 }
 
 // The SDK sends the first request of a call last, and only if the others were promised.
-TEST(TinkerRefusals, ARequestOfACallInSeveralIsPromisedAndFails) {
-  const Directory folder;
-  Served served(folder.path(), impatient());
-  ApiClient caller(served.port());
-  const std::string session = caller.session();
-  const std::string plain = caller.create_model(session, 0).at("model_id");
+TEST_F(Refused, ARequestOfACallInSeveralIsPromisedAndFails) {
   const double norm =
-      weights_after(caller, {ApiClient::work(plain, 1, {1, 2}), ApiClient::step(plain, 2)});
-  const std::string run = caller.create_model(session, 1).at("model_id");
-  const json body = ApiClient::work(run, 2, {1, kNoToken});
+      weights_after(caller, {ApiClient::work(run, 1, {1, 2}), ApiClient::step(run, 2)});
+  const std::string other = caller.create_model(session, 1).at("model_id");
+  const json body = ApiClient::work(other, 2, {1, kNoToken});
   const json refused = caller.post("forward_backward", body);
   ASSERT_EQ(caller.status, 200) << refused;
   const json outcome = caller.wait(refused);
   EXPECT_THAT(outcome.at("error").get<std::string>(), HasSubstr("has token 1000000"));
   EXPECT_EQ(outcome.at("category"), "user");
-  const json step = caller.post("optim_step", ApiClient::step(run, 3));
-  caller.wait(caller.post("forward_backward", ApiClient::work(run, 1, {1, 2})));
+  const json step = caller.post("optim_step", ApiClient::step(other, 3));
+  caller.wait(caller.post("forward_backward", ApiClient::work(other, 1, {1, 2})));
   EXPECT_EQ(caller.wait(step).at("metrics").at("grad_norm:mean"), norm);
   EXPECT_EQ(caller.post("forward_backward", body), refused);
   // Without a number it is a request of its own.
@@ -115,11 +110,7 @@ TEST(TinkerRefusals, AnotherTenantGivesUpNoPlace) {
   }
 }
 
-TEST(TinkerRefusals, ANumberIsTakenAgainUntilALaterOneHasCome) {
-  const Directory folder;
-  Served served(folder.path(), impatient());
-  ApiClient caller(served.port());
-  const std::string run = caller.create_model(caller.session()).at("model_id");
+TEST_F(Refused, ANumberIsTakenAgainUntilALaterOneHasCome) {
   const auto refused = [&](int seq) {
     caller.post("save_weights", saved(run, seq, {{"ttl_seconds", 5}}));
     EXPECT_EQ(caller.status, 422);
@@ -253,12 +244,7 @@ TEST(TinkerRefusals, ClientsAreToldToSendNoMoreAtOnceThanIsTaken) {
 }
 
 // A status would leave a client waiting that sends a call in several requests.
-TEST(TinkerRefusals, ARunThatIsNotInMemoryHasOneAnswer) {
-  const Directory folder;
-  Served served(folder.path(), impatient());
-  ApiClient caller(served.port());
-  const std::string session = caller.session();
-  const std::string run = caller.create_model(session).at("model_id");
+TEST_F(Refused, ARunThatIsNotInMemoryHasOneAnswer) {
   caller.raw("POST", "sessions/" + session + "/finish", R"({"reason": {"type": "success"}})");
   const json work = ApiClient::work(run, 2, {1, 2});
   const json refused = caller.post("forward_backward", work);
@@ -275,11 +261,7 @@ TEST(TinkerRefusals, ARunThatIsNotInMemoryHasOneAnswer) {
   EXPECT_EQ(caller.status, 404) << "without a number it is a request of its own";
 }
 
-TEST(TinkerRefusals, NumbersThatMakeNoLoss) {
-  const Directory folder;
-  Served served(folder.path());
-  ApiClient caller(served.port());
-  const std::string run = caller.create_model(caller.session()).at("model_id");
+TEST_F(Refused, NumbersThatMakeNoLoss) {
   const struct {
     const char* loss;
     json config;
@@ -305,11 +287,7 @@ TEST(TinkerRefusals, NumbersThatMakeNoLoss) {
   }
 }
 
-TEST(TinkerRefusals, ANumberThatIsNoNumberIsNotTheDefault) {
-  const Directory folder;
-  Served served(folder.path());
-  ApiClient caller(served.port());
-  const std::string run = caller.create_model(caller.session()).at("model_id");
+TEST_F(Refused, ANumberThatIsNoNumberIsNotTheDefault) {
   json step = ApiClient::step(run, 1);
   step["adam_params"]["learning_rate"] = nullptr;  // a client's NaN
   const json answer = caller.post("optim_step", step);
