@@ -176,7 +176,8 @@ class Service {
   void load_weights(const Request& request, const Responder& responder);
   /// The tenant whose weights a request may read: the caller's, or that of the key it brings as
   /// weights_access_token. Throws HttpError 403.
-  std::string reader_of(const Request& request, const Fields& fields) const;
+  std::string reader_of(const Request& request, const Fields& fields,
+                        const std::string& path) const;
   /// A request as it is remembered: with that tenant in the place of the key.
   static Request as_kept(Request request, const std::string& reader);
   void weights_info(const Request& request, const Responder& responder);
