@@ -191,6 +191,15 @@ TEST(TinkerCopies, AGrantReadsOneCheckpoint) {
   EXPECT_THROW(served.keys().grant(owner.path + "x"), ConfigError);
 }
 
+TEST(TinkerCopies, AGrantKeepsNobodyOutOfAServerWithoutKeys) {
+  const Directory folder;
+  Served served(folder.path());
+  Owner owner(served, "");
+  served.keys().grant(owner.path);
+  EXPECT_TRUE(served.keys().is_empty());
+  EXPECT_FALSE(owner.caller.session().empty());
+}
+
 TEST(TinkerCopies, TheAuditLogTellsAdminsWhoDidWhat) {
   const Directory folder;
   Served served(folder.path());

@@ -103,7 +103,9 @@ Keys::Entry Keys::revoke(const std::string& number_or_prefix) {
   return found.front();
 }
 
-bool Keys::is_empty() const { return !Statement(database_, "SELECT 1 FROM key LIMIT 1").step(); }
+bool Keys::is_empty() const {
+  return !Statement(database_, "SELECT 1 FROM key WHERE checkpoint IS NULL LIMIT 1").step();
+}
 
 std::optional<Caller> Keys::owner(const std::string& key, const Limits& usual) const {
   // The hash of a guess says nothing of the hashes that are near it, so a look-up leaks nothing.

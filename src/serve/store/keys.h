@@ -40,6 +40,7 @@ class Keys {
   std::vector<Entry> list() const;
   /// By number, prefix or the whole key. Throws ConfigError for none or several.
   Entry revoke(const std::string& number_or_prefix);
+  /// No key was ever made but grants.
   bool is_empty() const;
 
   /// Who a key belongs to; nothing for one that is unknown, revoked or expired. `usual`: limits
