@@ -56,7 +56,14 @@ void attempt(const Read& read) {
   }
 }
 
+/// Whether it is taken or refused, no more comes out than is allowed.
+void read_encoded(std::string body, std::string_view encoding) {
+  attempt([&] { decode_body(body, encoding, kMostBytes); });
+  require(body.size() <= kMostBytes);
+}
+
 void read_training_json(const std::string& body) {
+  tinker::read_place(body, false);
   const tinker::Fields fields(body, tinker::known::kAny);
   attempt([&] {
     check_work(tinker::read_forward_backward(body, tinker::known::kForwardBackward,
@@ -86,12 +93,13 @@ void read_inference_json(std::string_view body) {
 void read(unsigned char kind, std::string body) {
   switch (kind % 6) {
     case 0:
-      require(decoded_body(std::move(body), "zstd", kMostBytes).size() <= kMostBytes);
+      read_encoded(std::move(body), "zstd");
       break;
     case 1:
-      require(decoded_body(std::move(body), "gzip", kMostBytes).size() <= kMostBytes);
+      read_encoded(std::move(body), "gzip");
       break;
     case 2:
+      tinker::read_place(body, true);
       check_work(tinker::decode_forward_backward(body));
       break;
     case 3:

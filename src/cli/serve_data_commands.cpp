@@ -25,6 +25,7 @@ constexpr const char* kCommandLine = "command line";
 
 struct KeyOptions {
   std::string data_directory = kServeDataDirectory, tenant, scopes = "train,sample", key;
+  std::string checkpoint;
   double days = 0;                             ///< 0: for ever.
   std::map<std::string, std::int64_t> limits;  ///< By the names of serve::kLimitRows.
 };
@@ -34,14 +35,28 @@ struct RecordOptions {
   double days = 30;
 };
 
+std::optional<double> end_of(const KeyOptions& options) {
+  if (options.days > 0) return serve::now_s() + options.days * kDay_s;
+  return std::nullopt;
+}
+
 int add_key(const KeyOptions& options, const Session& session) {
   serve::DataDirectory data(options.data_directory);
-  std::optional<double> expires;
-  if (options.days > 0) expires = serve::now_s() + options.days * kDay_s;
-  const std::string key =
-      serve::Keys(data.database()).add(options.tenant, options.scopes, options.limits, expires);
+  const std::string key = serve::Keys(data.database())
+                              .add(options.tenant, options.scopes, options.limits, end_of(options));
   serve::Audit(data.database())
       .note({options.tenant, kCommandLine, {}}, "key_add", serve::begin_of(key));
+  session.out << key << "\n";
+  return 0;
+}
+
+int grant_checkpoint(const KeyOptions& options, const Session& session) {
+  serve::DataDirectory data(options.data_directory);
+  serve::Keys keys(data.database());
+  const std::string key = keys.grant(options.checkpoint, end_of(options));
+  serve::Audit(data.database())
+      .note({keys.grantor(key, options.checkpoint).value_or(""), kCommandLine, {}},
+            "checkpoint_grant", options.checkpoint);
   session.out << key << "\n";
   return 0;
 }
@@ -122,7 +137,8 @@ std::vector<const CLI::App*> add_record_commands(CLI::App& serve_command, Action
 
 const CLI::App* add_key_commands(CLI::App& serve_command, Action& action) {
   auto options = std::make_shared<KeyOptions>();
-  CLI::App* keys = serve_command.add_subcommand("keys", "API keys of a server: add, list, revoke");
+  CLI::App* keys =
+      serve_command.add_subcommand("keys", "API keys of a server: add, grant, list, revoke");
   keys->require_subcommand(1);
   const auto command = [&](const char* name, const char* meaning,
                            int (*run)(const KeyOptions&, const Session&)) {
@@ -142,9 +158,12 @@ const CLI::App* add_key_commands(CLI::App& serve_command, Action& action) {
   add->add_option("--scopes", options->scopes, "Of train, sample, admin, read")
       ->type_name("A,B")
       ->capture_default_str();
-  add->add_option("--days", options->days, "Days until the key ends; 0: never")
-      ->type_name("N")
-      ->check(not_below_zero());
+  const auto takes_days = [&](CLI::App* made) {
+    made->add_option("--days", options->days, "Days until the key ends; 0: never")
+        ->type_name("N")
+        ->check(not_below_zero());
+  };
+  takes_days(add);
   for (const serve::LimitRow& limit : serve::kLimitRows) {
     std::string name = limit.name;
     std::ranges::replace(name, '_', '-');
@@ -155,6 +174,12 @@ const CLI::App* add_key_commands(CLI::App& serve_command, Action& action) {
         ->type_name("N")
         ->check(not_below_zero());
   }
+  CLI::App* grant = command("grant", "Make a key for others to load and copy one checkpoint alone",
+                            grant_checkpoint);
+  grant->add_option("checkpoint", options->checkpoint, "As its owner's client names it")
+      ->required()
+      ->type_name("tinker://RUN/weights/NAME");
+  takes_days(grant);
   command("list", "Show number, first characters, tenant and scopes of all keys", list_keys);
   command("revoke", "Take a key out of force", revoke_key)
       ->add_option("key", options->key, "Number or first characters of the key, or all of it")

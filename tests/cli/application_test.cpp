@@ -126,7 +126,7 @@ INSTANTIATE_TEST_SUITE_P(
                 "--tenant is required; see heddle serve keys add --help"},
         BadCall{"NoNestedCommand",
                 {"serve", "keys", "lst"},
-                "expected one of add, list, revoke; see heddle serve keys --help"},
+                "expected one of add, grant, list, revoke; see heddle serve keys --help"},
         BadCall{"MissingArgument", {"report"}, "run_dir is required; see heddle report --help"},
         BadCall{"Shell",
                 {"completion", "bsh"},

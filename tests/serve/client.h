@@ -37,13 +37,15 @@ class Client {
     if (socket_ >= 0) ::close(socket_);
     socket_ = -1;
   }
-  void send(const std::string& bytes) const {
+  /// False where the server hangs up before it has all of them.
+  bool send(const std::string& bytes) const {
     std::size_t done = 0;
     while (done < bytes.size()) {
       const ssize_t count = ::send(socket_, bytes.data() + done, bytes.size() - done, MSG_NOSIGNAL);
-      if (count <= 0) return;
+      if (count <= 0) return false;
       done += static_cast<std::size_t>(count);
     }
+    return true;
   }
   /// Bytes up to and including `mark`, or all until the server closes.
   std::string read_until(const std::string& mark) {

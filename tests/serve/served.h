@@ -18,6 +18,7 @@
 #include "serve/quotas.h"
 #include "serve/store/keys.h"
 #include "serve/tinker/service.h"
+#include "testing/temporary_directory.h"
 
 namespace heddle::serve::testing {
 
@@ -27,8 +28,8 @@ using nlohmann::json;
 class Served {
  public:
   explicit Served(const std::filesystem::path& path, tinker::ServiceOptions options = quick(),
-                  Limits limits = {.max_runs = 3})
-      : data_(path), keys_(data_.database()), limits_(limits) {
+                  Limits limits = {.max_runs = 3}, const ServerOptions& of_server = {})
+      : data_(path), keys_(data_.database()), limits_(limits), server_(of_server) {
     data_.lock();
     const auto identify = [this](const Request& request) {
       if (keys_.is_empty()) return Caller{"local", "", {"train", "sample", "admin"}, limits_};
@@ -206,6 +207,18 @@ class ApiClient {
 
   Client client_;
   std::string key_, accept_;
+};
+
+/// A server in a folder of its own with one client, who has a session and a run in it.
+struct OneRun : public ::testing::Test {
+  explicit OneRun(const tinker::ServiceOptions& options = Served::quick())
+      : served(folder.path(), options) {}
+
+  heddle::testing::TemporaryDirectory folder;
+  Served served;
+  ApiClient caller{served.port()};
+  std::string session = caller.session();
+  std::string run = caller.create_model(session).at("model_id");
 };
 
 /// The number that the run's weights are after its steps.

@@ -43,6 +43,14 @@ class Owner {
     return caller.post("copy_weights", body);
   }
 
+  /// The status of a copy of somebody's checkpoint.
+  int post_copy(const std::string& source, const std::string& token) {
+    copy({{"source_path", source},
+          {"destination_project_id", "default"},
+          {"weights_access_token", token}});
+    return caller.status;
+  }
+
   ApiClient caller;
   std::string session, run, path;
 };
@@ -66,8 +74,9 @@ TEST(TinkerCopies, ACopyIsACheckpointOfItsOwnThatIsNotTrained) {
       "load_weights",
       {{"path", copy}, {"optimizer", true}, {"session_id", owner.session}, {"model_seq_id", 6}}));
   EXPECT_EQ(loaded.at("path"), copy);
-  owner.caller.post("optim_step", ApiClient::step(owner.session + ":train:5", 1));
-  EXPECT_EQ(owner.caller.status, 404) << "there is nothing to train";
+  const json step = ApiClient::step(owner.session + ":train:5", 1);
+  EXPECT_TRUE(owner.caller.wait(owner.caller.post("optim_step", step)).contains("error"))
+      << "there is nothing to train";
   owner.caller.create_model(owner.session, 5);
   EXPECT_EQ(owner.caller.status, 409);
   owner.path = copy;
@@ -147,6 +156,48 @@ TEST(TinkerCopies, AnotherTenantsKeyReadsItsWeights) {
   served.keys().revoke(grant.substr(0, 12));
   other.copy(with(grant, 6));
   EXPECT_EQ(other.caller.status, 403);
+}
+
+TEST(TinkerCopies, AGrantReadsOneCheckpoint) {
+  const Directory folder;
+  Served served(folder.path());
+  Owner owner(served, served.keys().add("ann", "train")),
+      other(served, served.keys().add("bob", "train"));
+  const std::string granted = served.keys().grant(owner.path);
+  const auto load = [&](const std::string& path, int number) {
+    other.caller.post("load_weights", {{"session_id", other.session},
+                                       {"model_seq_id", number},
+                                       {"path", path},
+                                       {"optimizer", true},
+                                       {"weights_access_token", granted}});
+    return other.caller.status;
+  };
+  EXPECT_EQ(load(owner.path, 3), 200);
+  EXPECT_EQ(other.post_copy(owner.path, granted), 200);
+  const std::string another =
+      owner.caller
+          .wait(owner.caller.post("save_weights",
+                                  {{"model_id", owner.run}, {"path", "v"}, {"seq_id", 2}}))
+          .at("path");
+  EXPECT_EQ(load(another, 4), 403);
+  EXPECT_EQ(other.post_copy(another, granted), 403);
+  ApiClient holder(served.port(), granted);
+  holder.get("training_runs");
+  EXPECT_EQ(holder.status, 401) << "it is nobody's key";
+  EXPECT_EQ(served.keys().list().back().scopes, "reads " + owner.path);
+  served.keys().revoke(granted);
+  EXPECT_EQ(load(owner.path, 5), 403);
+  EXPECT_EQ(other.post_copy(owner.path, served.keys().grant(owner.path, now_s() - 1)), 403);
+  EXPECT_THROW(served.keys().grant(owner.path + "x"), ConfigError);
+}
+
+TEST(TinkerCopies, AGrantKeepsNobodyOutOfAServerWithoutKeys) {
+  const Directory folder;
+  Served served(folder.path());
+  Owner owner(served, "");
+  served.keys().grant(owner.path);
+  EXPECT_TRUE(served.keys().is_empty());
+  EXPECT_FALSE(owner.caller.session().empty());
 }
 
 TEST(TinkerCopies, TheAuditLogTellsAdminsWhoDidWhat) {

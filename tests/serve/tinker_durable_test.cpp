@@ -212,7 +212,7 @@ TEST(Durable, ARunThatEndsLeavesNothingBehind) {
   EXPECT_EQ(states(folder, living).size(), 1U);
   EXPECT_NE(states(folder, living).at(0), "state-of-nobody");
   for (const std::string& run : {unloaded, finished})
-    EXPECT_THAT(caller.post("optim_step", ApiClient::step(run, 11)).at("detail").get<std::string>(),
+    EXPECT_THAT(caller.wait(caller.post("optim_step", ApiClient::step(run, 11))).value("error", ""),
                 HasSubstr("not in memory"));
 }
 

@@ -7,7 +7,6 @@
 #include <nlohmann/json.hpp>
 
 #include "served.h"
-#include "testing/temporary_directory.h"
 
 namespace heddle::serve {
 namespace {
@@ -15,18 +14,10 @@ namespace {
 using nlohmann::json;
 using testing::ApiClient;
 using ::testing::HasSubstr;
-using testing::Served;
 using testing::status_of;
 
-using Directory = heddle::testing::TemporaryDirectory;
-
-/// A server with a session, a run and a checkpoint in it.
-struct Fields : public ::testing::Test {
-  Directory folder;
-  Served served{folder.path()};
-  ApiClient caller{served.port()};
-  std::string session = caller.session();
-  std::string run = caller.create_model(session).at("model_id");
+/// With a checkpoint of the run.
+struct Fields : public testing::OneRun {
   std::string path =
       caller.wait(caller.post("save_weights", {{"model_id", run}, {"path", "a"}, {"seq_id", 1}}))
           .at("path");

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include "bytes.h"
 #include "served.h"
 #include "testing/temporary_directory.h"
 
@@ -13,9 +14,13 @@ namespace {
 
 using nlohmann::json;
 using testing::ApiClient;
+using testing::body_of;
 using ::testing::HasSubstr;
 using testing::Served;
+using testing::sized;
+using testing::status_of;
 using testing::weights_after;
+using testing::zstd_of;
 
 using Directory = heddle::testing::TemporaryDirectory;
 
@@ -28,56 +33,51 @@ tinker::ServiceOptions impatient() {
   return options;
 }
 
+/// A run that fails at once where it would wait.
+struct Refused : public testing::OneRun {
+  Refused() : OneRun(impatient()) {}
+};
+
 json saved(const std::string& run, int seq, const json& more) {
   json body = {{"model_id", run}, {"path", "a"}, {"seq_id", seq}};
   body.update(more);
   return body;
 }
 
-TEST(TinkerRefusals, ARunGoesOnAfterARequestThatWasRefused) {
-  const Directory folder;
-  Served served(folder.path(), impatient());
-  ApiClient caller(served.port());
-  const std::string session = caller.session();
-  const std::string plain = caller.create_model(session, 0).at("model_id");
+TEST_F(Refused, ARunGoesOnAfterARequestThatWasRefused) {
   const double norm =
-      weights_after(caller, {ApiClient::work(plain, 1, {1, 2}), ApiClient::step(plain, 2)});
-  const std::string run = caller.create_model(session, 1).at("model_id");
+      weights_after(caller, {ApiClient::work(run, 1, {1, 2}), ApiClient::step(run, 2)});
+  const std::string other = caller.create_model(session, 1).at("model_id");
   const auto refused = [&](const char* path, const json& body, int status) {
     caller.post(path, body);
     EXPECT_EQ(caller.status, status) << path;
   };
-  caller.post("forward_backward", ApiClient::work(run, 1, {1, kNoToken}));
-  json step = ApiClient::step(run, 2);
+  caller.post("forward_backward", ApiClient::work(other, 1, {1, kNoToken}));
+  json step = ApiClient::step(other, 2);
   step["adam_params"]["learning_rate"] = -1;
   refused("optim_step", step, 422);
-  refused("save_weights", saved(run, 3, {{"ttl_seconds", 5}}), 422);
-  EXPECT_EQ(weights_after(caller, {ApiClient::work(run, 4, {1, 2}), ApiClient::step(run, 5)}),
+  refused("save_weights", saved(other, 3, {{"ttl_seconds", 5}}), 422);
+  EXPECT_EQ(weights_after(caller, {ApiClient::work(other, 4, {1, 2}), ApiClient::step(other, 5)}),
             norm);
   // One that is refused while those after it have come, and wait.
-  const json late = caller.post("forward_backward", ApiClient::work(run, 7, {1}));
-  refused("save_weights_for_sampler", saved(run, 6, {{"kind", "inflight"}}), 400);
+  const json late = caller.post("forward_backward", ApiClient::work(other, 7, {1}));
+  refused("save_weights_for_sampler", saved(other, 6, {{"kind", "inflight"}}), 400);
   EXPECT_THAT(caller.wait(late).get<std::string>(), HasSubstr("loss:sum"));
 }
 
 // The SDK sends the first request of a call last, and only if the others were promised.
-TEST(TinkerRefusals, ARequestOfACallInSeveralIsPromisedAndFails) {
-  const Directory folder;
-  Served served(folder.path(), impatient());
-  ApiClient caller(served.port());
-  const std::string session = caller.session();
-  const std::string plain = caller.create_model(session, 0).at("model_id");
+TEST_F(Refused, ARequestOfACallInSeveralIsPromisedAndFails) {
   const double norm =
-      weights_after(caller, {ApiClient::work(plain, 1, {1, 2}), ApiClient::step(plain, 2)});
-  const std::string run = caller.create_model(session, 1).at("model_id");
-  const json body = ApiClient::work(run, 2, {1, kNoToken});
+      weights_after(caller, {ApiClient::work(run, 1, {1, 2}), ApiClient::step(run, 2)});
+  const std::string other = caller.create_model(session, 1).at("model_id");
+  const json body = ApiClient::work(other, 2, {1, kNoToken});
   const json refused = caller.post("forward_backward", body);
   ASSERT_EQ(caller.status, 200) << refused;
   const json outcome = caller.wait(refused);
   EXPECT_THAT(outcome.at("error").get<std::string>(), HasSubstr("has token 1000000"));
   EXPECT_EQ(outcome.at("category"), "user");
-  const json step = caller.post("optim_step", ApiClient::step(run, 3));
-  caller.wait(caller.post("forward_backward", ApiClient::work(run, 1, {1, 2})));
+  const json step = caller.post("optim_step", ApiClient::step(other, 3));
+  caller.wait(caller.post("forward_backward", ApiClient::work(other, 1, {1, 2})));
   EXPECT_EQ(caller.wait(step).at("metrics").at("grad_norm:mean"), norm);
   EXPECT_EQ(caller.post("forward_backward", body), refused);
   // Without a number it is a request of its own.
@@ -110,11 +110,7 @@ TEST(TinkerRefusals, AnotherTenantGivesUpNoPlace) {
   }
 }
 
-TEST(TinkerRefusals, ANumberIsTakenAgainUntilALaterOneHasCome) {
-  const Directory folder;
-  Served served(folder.path(), impatient());
-  ApiClient caller(served.port());
-  const std::string run = caller.create_model(caller.session()).at("model_id");
+TEST_F(Refused, ANumberIsTakenAgainUntilALaterOneHasCome) {
   const auto refused = [&](int seq) {
     caller.post("save_weights", saved(run, seq, {{"ttl_seconds", 5}}));
     EXPECT_EQ(caller.status, 422);
@@ -159,8 +155,8 @@ TEST(TinkerRefusals, ARestartGoesPastThem) {
   options.durable_steps = 0;
   Served served(folder.path(), options);
   ApiClient caller(served.port());
-  caller.post("optim_step", ApiClient::step(run, 9));
-  EXPECT_EQ(caller.status, 404);
+  const json step = caller.wait(caller.post("optim_step", ApiClient::step(run, 9)));
+  EXPECT_THAT(step.value("error", ""), HasSubstr("is not in memory"));
 }
 
 TEST(TinkerRefusals, APromiseFailsWhoseRequestIsRefusedAfterARestart) {
@@ -206,11 +202,66 @@ TEST(TinkerRefusals, WhatFailedForAMissingRequestIsNotRunAfterARestart) {
             weights_after(caller, {ApiClient::step(plain, 3)}));
 }
 
-TEST(TinkerRefusals, NumbersThatMakeNoLoss) {
+// Whatever can be read of them tells the place that is given up.
+TEST(TinkerRefusals, ARequestThatIsTooLargeIsPromisedAndFails) {
   const Directory folder;
-  Served served(folder.path());
+  Served served(folder.path(), impatient(), {}, {.most_body_bytes = 10'000});
   ApiClient caller(served.port());
   const std::string run = caller.create_model(caller.session()).at("model_id");
+  const auto refused = [&](const std::string& body, const std::string& type,
+                           const std::string& message) {
+    const std::string answer = caller.raw("POST", "forward_backward", body, type);
+    ASSERT_EQ(status_of(answer), 200) << answer;
+    EXPECT_THAT(caller.wait(json::parse(body_of(answer))).value("error", ""), HasSubstr(message));
+  };
+  const std::string protobuf = "application/x-protobuf", of_run = "\x0A" + sized(run);
+  refused(ApiClient::work(run, 1, std::vector(3000, 1)).dump(), "application/json",
+          ": 10000 are allowed");
+  refused(of_run + "\x10\x02" + std::string(10'000, '\x1A'), protobuf, ": 10000 are allowed");
+  refused(zstd_of(of_run + "\x10\x03" + std::string(100'000, '\x1A')),
+          protobuf + "\r\nContent-Encoding: zstd", "more than 10000 bytes once");
+  refused(zstd_of(of_run + "\x10\x04") + "rest", protobuf + "\r\nContent-Encoding: zstd",
+          "the zstd body is broken");
+  refused(R"({"seq_id": 5, "model_id": ")" + run + R"(", "forward_backward_input": {)",
+          "application/json", "the body is no JSON");
+  json step = ApiClient::step(run, 6);
+  step["adam_params"]["more"] = std::string(10'000, 'x');
+  caller.post("optim_step", step);
+  EXPECT_EQ(caller.status, 413);
+  EXPECT_NE(weights_after(caller, {ApiClient::work(run, 7, {1, 2}), ApiClient::step(run, 8)}), 0);
+}
+
+TEST(TinkerRefusals, ClientsAreToldToSendNoMoreAtOnceThanIsTaken) {
+  const Directory folder;
+  Served small(folder.path() / "small", impatient(), {}, {.most_body_bytes = 100'000});
+  Served large(folder.path() / "large");
+  const auto told = [](const Served& served) {
+    const json config = ApiClient(served.port()).post("client/config", json::object());
+    return std::pair(config.at("fwdbwd_max_chunk_bytes_count"), config.at("fwdbwd_max_chunk_len"));
+  };
+  EXPECT_EQ(told(small), (std::pair<json, json>(50'000, 97)));
+  EXPECT_EQ(told(large), (std::pair<json, json>(5'000'000, 1024)));
+}
+
+// A status would leave a client waiting that sends a call in several requests.
+TEST_F(Refused, ARunThatIsNotInMemoryHasOneAnswer) {
+  caller.raw("POST", "sessions/" + session + "/finish", R"({"reason": {"type": "success"}})");
+  const json work = ApiClient::work(run, 2, {1, 2});
+  const json refused = caller.post("forward_backward", work);
+  for (const json& promise : {refused, caller.post("optim_step", ApiClient::step(run, 3)),
+                              caller.post("save_weights", saved(run, 4, json::object())),
+                              caller.post("forward_backward", ApiClient::work(run, 1, {1, 2}))}) {
+    ASSERT_EQ(caller.status, 200) << promise;
+    const json outcome = caller.wait(promise);
+    EXPECT_THAT(outcome.value("error", ""), HasSubstr("is not in memory"));
+    EXPECT_EQ(outcome.value("category", ""), "server");
+  }
+  EXPECT_EQ(caller.post("forward_backward", work), refused);
+  caller.post("forward_backward", ApiClient::work(run, 0, {1, 2}));
+  EXPECT_EQ(caller.status, 404) << "without a number it is a request of its own";
+}
+
+TEST_F(Refused, NumbersThatMakeNoLoss) {
   const struct {
     const char* loss;
     json config;
@@ -236,11 +287,7 @@ TEST(TinkerRefusals, NumbersThatMakeNoLoss) {
   }
 }
 
-TEST(TinkerRefusals, ANumberThatIsNoNumberIsNotTheDefault) {
-  const Directory folder;
-  Served served(folder.path());
-  ApiClient caller(served.port());
-  const std::string run = caller.create_model(caller.session()).at("model_id");
+TEST_F(Refused, ANumberThatIsNoNumberIsNotTheDefault) {
   json step = ApiClient::step(run, 1);
   step["adam_params"]["learning_rate"] = nullptr;  // a client's NaN
   const json answer = caller.post("optim_step", step);

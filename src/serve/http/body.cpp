@@ -3,8 +3,10 @@
 #include <zlib.h>
 #include <zstd.h>
 
+#include <algorithm>
 #include <array>
 #include <memory>
+#include <utility>
 
 #include "serve/http/request.h"
 
@@ -16,17 +18,17 @@ constexpr std::size_t kPieceBytes = 64 << 10;
 constexpr int kWindowLog = 27;
 
 void append(std::string& out, const char* bytes, std::size_t count, std::size_t most_bytes) {
-  if (count > most_bytes - out.size())
+  const std::size_t left = most_bytes - out.size();
+  out.append(bytes, std::min(count, left));
+  if (count > left)
     throw_http(413, "the body has more than {} bytes once it is decompressed", most_bytes);
-  out.append(bytes, count);
 }
 
-std::string from_zstd(std::string_view body, std::size_t most_bytes) {
+void from_zstd(std::string_view body, std::string& out, std::size_t most_bytes) {
   const std::unique_ptr<ZSTD_DCtx, decltype(&ZSTD_freeDCtx)> context(ZSTD_createDCtx(),
                                                                      &ZSTD_freeDCtx);
   ZSTD_DCtx_setParameter(context.get(), ZSTD_d_windowLogMax, kWindowLog);
   ZSTD_inBuffer in{body.data(), body.size(), 0};
-  std::string out;
   std::array<char, kPieceBytes> piece;
   std::size_t left = 1;
   while (in.pos < in.size || left != 0) {
@@ -38,17 +40,15 @@ std::string from_zstd(std::string_view body, std::size_t most_bytes) {
     if (into.pos == 0 && in.pos == before && left != 0)
       throw HttpError(400, "the zstd body ends within a frame");
   }
-  return out;
 }
 
-std::string from_gzip(std::string& body, std::size_t most_bytes) {
+void from_gzip(std::string& body, std::string& out, std::size_t most_bytes) {
   z_stream stream{};
   constexpr int kGzip = 16 + MAX_WBITS;
   if (inflateInit2(&stream, kGzip) != Z_OK) throw HttpError(500, "zlib does not start");
   const std::unique_ptr<z_stream, decltype(&inflateEnd)> ended(&stream, &inflateEnd);
   stream.next_in = reinterpret_cast<Bytef*>(body.data());
   stream.avail_in = static_cast<uInt>(body.size());
-  std::string out;
   std::array<char, kPieceBytes> piece;
   int status = Z_OK;
   while (status != Z_STREAM_END) {
@@ -62,20 +62,20 @@ std::string from_gzip(std::string& body, std::size_t most_bytes) {
     if (status == Z_STREAM_END && stream.avail_in > 0 && inflateReset(&stream) == Z_OK)
       status = Z_OK;
   }
-  return out;
 }
 
 }  // namespace
 
-std::string decoded_body(std::string body, std::string_view encoding, std::size_t most_bytes) {
-  if (encoding.empty() || encoding == "identity") {
-    if (body.size() > most_bytes)
-      throw_http(413, "the body has {} bytes: {} are allowed", body.size(), most_bytes);
-    return body;
+void decode_body(std::string& body, std::string_view encoding, std::size_t most_bytes) {
+  const std::size_t sent_bytes = body.size();
+  if (!encoding.empty() && encoding != "identity") {
+    if (encoding != "zstd" && encoding != "gzip")
+      throw HttpError(415, "the Content-Encoding is not known: expected identity, gzip or zstd");
+    std::string in = std::exchange(body, "");
+    encoding == "zstd" ? from_zstd(in, body, most_bytes) : from_gzip(in, body, most_bytes);
   }
-  if (encoding == "zstd") return from_zstd(body, most_bytes);
-  if (encoding == "gzip") return from_gzip(body, most_bytes);
-  throw HttpError(415, "the Content-Encoding is not known: expected identity, gzip or zstd");
+  if (sent_bytes > most_bytes)
+    throw_http(413, "the body has {} bytes: {} are allowed", sent_bytes, most_bytes);
 }
 
 }  // namespace heddle::serve

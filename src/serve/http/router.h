@@ -15,6 +15,8 @@ namespace heddle::serve {
 
 /// Answers a request, now or later, through its responder. What it throws becomes an error answer.
 using Handler = std::function<void(Request&&, Responder)>;
+/// Answers a request whose body is too large or cannot be decoded: `body` is what is known of it.
+using Refusal = std::function<void(Request&&, Responder, const HttpError&)>;
 /// The JSON text of an error answer, as the API of the route words them.
 using ErrorBody = std::function<std::string(int status, const std::string& message)>;
 
@@ -39,6 +41,8 @@ struct Route {
   /// or touch the disk.
   bool on_worker = false;
   Cost cost = Cost::kNone;
+  /// In the handler's place, on its thread; without it the error is the answer.
+  Refusal refusal = {};
 };
 
 /// The route that answers a path.

@@ -30,6 +30,9 @@
 namespace heddle::serve {
 namespace {
 
+/// A body of up to so many times the limit is read to its end, as its route may have to know whose
+/// it was before it is refused.
+constexpr std::size_t kReadBodies = 2;
 constexpr std::size_t kLongestRequestId = 128;
 constexpr double kTick_s = 0.05;  ///< How soon a request to stop is seen.
 
@@ -128,7 +131,9 @@ class Server::Loop {
   explicit Loop(const ServerOptions& options) : options_(options) {
     raise_descriptor_limit();
     http_ = evhttp_new(loop_.base());
-    evhttp_set_max_body_size(http_, static_cast<ev_ssize_t>(options.most_body_bytes));
+    evhttp_set_max_body_size(http_, static_cast<ev_ssize_t>(kReadBodies * options.most_body_bytes));
+    // A client that is cut off while it sends sees no answer, and sends again.
+    evhttp_set_flags(http_, EVHTTP_SERVER_LINGERING_CLOSE);
     evhttp_set_max_headers_size(http_, static_cast<ev_ssize_t>(options.most_header_bytes));
     evhttp_set_timeout(http_, options.connection_timeout_s);
     // Others than those of routes get an answer that says which a path has.
@@ -179,6 +184,7 @@ class Server::Loop {
     cut_all();  // who observes and whoever waits for it may go before the server
   }
 
+  const ServerOptions options_;
   Router router_;
   std::function<Caller(const Request&)> identify_;
   std::function<Admission(const Caller&, Cost)> meter_;
@@ -286,7 +292,7 @@ class Server::Loop {
       case 413:
         return error_body(status,
                           fmt::format("the body has more than {} bytes, or chunks without a size",
-                                      options_.most_body_bytes));
+                                      kReadBodies * options_.most_body_bytes));
       case 417:
         return error_body(status, "the Expect header is not known: expected 100-continue");
       case 501:
@@ -305,8 +311,12 @@ class Server::Loop {
   void handle(Request& request, const Responder& responder, const ErrorBody& error_body,
               const Route& route) {
     guarded(request, responder, error_body, [&] {
-      request.body = decoded_body(std::move(request.body), request.header("content-encoding"),
-                                  options_.most_body_bytes);
+      try {
+        decode_body(request.body, request.header("content-encoding"), options_.most_body_bytes);
+      } catch (const HttpError& error) {
+        if (!route.refusal) throw;
+        return route.refusal(std::move(request), responder, error);
+      }
       route.handler(std::move(request), responder);
     });
   }
@@ -341,7 +351,6 @@ class Server::Loop {
     }
   }
 
-  ServerOptions options_;
   evhttp* http_;
   evhttp_bound_socket* socket_ = nullptr;
   std::unique_ptr<UnreadRequests> unread_;
@@ -373,6 +382,7 @@ void Server::run(const std::atomic<bool>& stop, const std::function<void()>& on_
   loop_->run(stop, on_drain, is_idle);
 }
 bool Server::is_draining() const { return loop_->is_draining_; }
+const ServerOptions& Server::options() const { return loop_->options_; }
 void Server::post(std::function<void()> work) { loop_->loop_.post(std::move(work)); }
 void Server::post_after(double seconds, std::function<void()> work) {
   loop_->loop_.post_after(seconds, std::move(work));

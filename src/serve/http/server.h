@@ -52,6 +52,7 @@ class Server {
            const std::function<bool()>& is_idle = {});
   /// Requests that change something may be refused from here on (see run()).
   bool is_draining() const;
+  const ServerOptions& options() const;
 
   // From any thread:
   /// Runs the work on the loop's thread, in the order of the calls.

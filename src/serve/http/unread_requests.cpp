@@ -26,9 +26,23 @@ void replace_line(std::string& head, std::string_view name, const std::string& l
   }
 }
 
+/// The bufferevent alone takes from the front of its output, and lets nobody look there once it has
+/// written.
+class OpenFront {
+ public:
+  explicit OpenFront(evbuffer* buffer) : buffer_(buffer) { evbuffer_unfreeze(buffer_, 1); }
+  ~OpenFront() { evbuffer_freeze(buffer_, 1); }
+  OpenFront(const OpenFront&) = delete;
+  OpenFront& operator=(const OpenFront&) = delete;
+
+ private:
+  evbuffer* buffer_;
+};
+
 void look_at(evbuffer* out, const evbuffer_cb_info* change, void* body) {
   const std::size_t length = evbuffer_get_length(out);
   if (change->n_added == 0 || length > kLongest) return;
+  const OpenFront open(out);
   char status[kStatus + 1];
   // Answers that are no refusals are not copied.
   if (evbuffer_copyout(out, status, sizeof status) != sizeof status || status[kStatus] < '4')
@@ -38,9 +52,7 @@ void look_at(evbuffer* out, const evbuffer_cb_info* change, void* body) {
   const std::string other =
       UnreadRequests::reworded(answer, *static_cast<const UnreadRequests::Body*>(body));
   if (other.empty()) return;
-  evbuffer_unfreeze(out, 1);  // the bufferevent takes from the front alone
   evbuffer_drain(out, length);
-  evbuffer_freeze(out, 1);
   evbuffer_add(out, other.data(), other.size());
 }
 

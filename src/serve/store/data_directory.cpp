@@ -31,7 +31,7 @@ CREATE TABLE IF NOT EXISTS meta(version INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS key(
   id INTEGER PRIMARY KEY, tenant TEXT NOT NULL, prefix TEXT NOT NULL, hash TEXT NOT NULL UNIQUE,
   scopes TEXT NOT NULL, created REAL NOT NULL, revoked REAL, limits TEXT NOT NULL DEFAULT '{}',
-  expires REAL);
+  expires REAL, checkpoint TEXT);
 CREATE TABLE IF NOT EXISTS session(
   id TEXT PRIMARY KEY, tenant TEXT NOT NULL, created REAL NOT NULL, last_beat REAL NOT NULL,
   finished TEXT, display_name TEXT, metadata TEXT NOT NULL);
@@ -106,7 +106,7 @@ DataDirectory::DataDirectory(const std::filesystem::path& path) : path_(path) {
     throw_error<FileError>("{}: {}", path_.string(), std::strerror(errno));
   database_ = std::make_unique<Database>(path_ / "server.sqlite");
   database_->execute(kTables);
-  // Keys of the first programs of this version had neither limits nor an end.
+  // Keys of the first programs of this version had neither limits nor an end, and granted nothing.
   const auto add_to_keys = [this](const char* column, const char* type) {
     if (!Statement(*database_, "SELECT 1 FROM pragma_table_info('key') WHERE name = ?")
              .bind(std::string_view(column))
@@ -115,6 +115,7 @@ DataDirectory::DataDirectory(const std::filesystem::path& path) : path_(path) {
   };
   add_to_keys("limits", "TEXT NOT NULL DEFAULT '{}'");
   add_to_keys("expires", "REAL");
+  add_to_keys("checkpoint", "TEXT");
   Statement version(*database_, "SELECT version FROM meta");
   if (!version.step()) {
     Statement(*database_, "INSERT INTO meta VALUES (?)").bind(kVersion).run();

@@ -11,6 +11,9 @@ namespace heddle::serve {
 namespace {
 
 constexpr std::size_t kPrefixLength = 12;  ///< "tml-" and 32 of 256 bits
+/// Keys in force: the first value is the key's hash, the second the time.
+constexpr const char* kInForce =
+    " FROM key WHERE hash = ? AND revoked IS NULL AND (expires IS NULL OR expires > ?) AND ";
 
 }  // namespace
 
@@ -27,10 +30,25 @@ std::string Keys::add(const std::string& tenant, const std::string& scopes,
       throw_error<ConfigError>("scope '{}': expected train, sample, admin or read",
                                text::shown(scope));
   }
+  return make(tenant, scopes, limits, expires, {});
+}
+
+std::string Keys::grant(const std::string& checkpoint, std::optional<double> expires) {
+  Statement owner(database_, "SELECT tenant FROM checkpoint WHERE path = ?");
+  if (!owner.bind(checkpoint).step())
+    throw_error<ConfigError>("checkpoint {} is not known: expected tinker://RUN/weights/NAME",
+                             text::shown(checkpoint, 200));
+  return make(owner.text(0), "", {}, expires, checkpoint);
+}
+
+std::string Keys::make(const std::string& tenant, const std::string& scopes,
+                       const std::map<std::string, std::int64_t>& limits,
+                       std::optional<double> expires,
+                       const std::optional<std::string>& checkpoint) {
   const std::string key = "tml-" + random_hex(32);
   Statement(database_,
-            "INSERT INTO key(tenant, prefix, hash, scopes, created, limits, expires) VALUES (?, ?, "
-            "?, ?, ?, ?, ?)")
+            "INSERT INTO key(tenant, prefix, hash, scopes, created, limits, expires, checkpoint) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?)")
       .bind(tenant)
       .bind(begin_of(key))
       .bind(sha256_hex(key))
@@ -38,6 +56,7 @@ std::string Keys::add(const std::string& tenant, const std::string& scopes,
       .bind(now_s())
       .bind(nlohmann::json(limits).dump())
       .bind(expires)
+      .bind(checkpoint)
       .run();
   return key;
 }
@@ -45,8 +64,8 @@ std::string Keys::add(const std::string& tenant, const std::string& scopes,
 std::vector<Keys::Entry> Keys::list() const {
   std::vector<Entry> entries;
   Statement rows(database_,
-                 "SELECT id, tenant, prefix, scopes, created, revoked, limits, expires FROM key "
-                 "ORDER BY id");
+                 "SELECT id, tenant, prefix, coalesce('reads ' || checkpoint, scopes), created, "
+                 "revoked, limits, expires FROM key ORDER BY id");
   while (rows.step()) {
     Entry entry{rows.integer(0), rows.text(1), rows.text(2), rows.text(3),
                 rows.real(4),    {},           {},           {}};
@@ -84,14 +103,14 @@ Keys::Entry Keys::revoke(const std::string& number_or_prefix) {
   return found.front();
 }
 
-bool Keys::is_empty() const { return !Statement(database_, "SELECT 1 FROM key LIMIT 1").step(); }
+bool Keys::is_empty() const {
+  return !Statement(database_, "SELECT 1 FROM key WHERE checkpoint IS NULL LIMIT 1").step();
+}
 
 std::optional<Caller> Keys::owner(const std::string& key, const Limits& usual) const {
   // The hash of a guess says nothing of the hashes that are near it, so a look-up leaks nothing.
-  Statement row(
-      database_,
-      "SELECT tenant, prefix, scopes, limits FROM key WHERE hash = ? AND revoked IS NULL AND "
-      "(expires IS NULL OR expires > ?)");
+  Statement row(database_,
+                fmt::format("SELECT tenant, prefix, scopes, limits{}checkpoint IS NULL", kInForce));
   if (!row.bind(sha256_hex(key)).bind(now_s()).step()) return std::nullopt;
   Caller caller{row.text(0), row.text(1), {}, usual};
   const auto limits = nlohmann::json::parse(row.text(3));
@@ -99,6 +118,13 @@ std::optional<Caller> Keys::owner(const std::string& key, const Limits& usual) c
     caller.limits.*limit.member = limits.value(limit.name, usual.*limit.member);
   for (const std::string& scope : text::split(row.text(2), ',')) caller.scopes.insert(scope);
   return caller;
+}
+
+std::optional<std::string> Keys::grantor(const std::string& key,
+                                         const std::string& checkpoint) const {
+  Statement row(database_, fmt::format("SELECT tenant{}checkpoint = ?", kInForce));
+  if (!row.bind(sha256_hex(key)).bind(now_s()).bind(checkpoint).step()) return std::nullopt;
+  return row.text(0);
 }
 
 }  // namespace heddle::serve

@@ -22,7 +22,8 @@ class Keys {
 
   struct Entry {
     std::int64_t id = 0;
-    std::string tenant, prefix, scopes;
+    std::string tenant, prefix;
+    std::string scopes;  ///< Of a grant: "reads" and its checkpoint.
     double created = 0;
     std::optional<double> revoked, expires;
     std::map<std::string, std::int64_t> limits;  ///< Names of kLimitRows; others are the server's.
@@ -33,16 +34,26 @@ class Keys {
   std::string add(const std::string& tenant, const std::string& scopes,
                   const std::map<std::string, std::int64_t>& limits = {},
                   std::optional<double> expires = {});
+  /// A new key with which others load and copy this checkpoint, and nothing else. Throws
+  /// ConfigError for a checkpoint that is not known.
+  std::string grant(const std::string& checkpoint, std::optional<double> expires = {});
   std::vector<Entry> list() const;
   /// By number, prefix or the whole key. Throws ConfigError for none or several.
   Entry revoke(const std::string& number_or_prefix);
+  /// No key was ever made but grants.
   bool is_empty() const;
 
   /// Who a key belongs to; nothing for one that is unknown, revoked or expired. `usual`: limits
   /// that the key does not set.
   std::optional<Caller> owner(const std::string& key, const Limits& usual = {}) const;
+  /// Who granted this checkpoint with this key; nothing for any other key, as owner() says.
+  std::optional<std::string> grantor(const std::string& key, const std::string& checkpoint) const;
 
  private:
+  std::string make(const std::string& tenant, const std::string& scopes,
+                   const std::map<std::string, std::int64_t>& limits, std::optional<double> expires,
+                   const std::optional<std::string>& checkpoint);
+
   Database& database_;
 };
 

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "serve/model/backend.h"
@@ -12,6 +13,9 @@
 
 /// From the types of the API to those of the model.
 namespace heddle::serve::tinker {
+
+/// The place of a request as far as its body can be read, be it broken, cut or beyond the limits.
+Place read_place(std::string_view body, bool is_proto);
 
 /// The JSON form of a forward or forward_backward of older SDKs; `forward_only` by its address.
 /// Throws HttpError 422.

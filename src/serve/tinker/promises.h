@@ -81,6 +81,8 @@ class Promises {
 
   /// Outcome of an unfinished promise, on the disk alone.
   void store(const std::string& id, const Outcome& outcome);
+  /// Outcome of an unfinished promise that is on the disk, to those who wait for it.
+  void tell(const std::string& id, const Outcome& outcome);
   void finish(const std::string& id, const Outcome& outcome);
   /// finish() of several, for which the host waits for the disk once. `enter`, before it, may
   /// change outcomes; its entries in the database are there with them or not at all.
@@ -129,8 +131,6 @@ class Promises {
   Entry* stored(const std::string& id);
   /// Reads the entry of a place, if the database has one.
   void load_place(const std::string& owner, std::int64_t seq);
-  /// Outcome of an unfinished promise, to those who wait for it.
-  void tell(const std::string& id, const Outcome& outcome);
   void load(const std::string& id);
   void give(const Outcome& outcome, const Poll& poll) const;
   /// Answer to a poll whose promise has no outcome.

@@ -10,6 +10,8 @@ namespace {
 
 using nlohmann::json;
 
+constexpr std::int64_t kDatumBytes = 512;  ///< Its names and lengths on the wire, at most about.
+
 }  // namespace
 
 Service::Service(Server& server, ModelThread& model, DataDirectory& data,
@@ -171,24 +173,28 @@ void Service::capabilities(const Request&, const Responder& responder) {
 }
 
 void Service::client_config(const Request&, const Responder& responder) {
-  responder.answer(200, dump({{"pjwt_auth_enabled", false},
-                              {"credential_default_source", "api_key"},
-                              {"parallel_fwdbwd_chunks", true},
-                              {"proto_compress_fwdbwd", options_.compresses_bodies},
-                              {"proto_write_fwdbwd", false},
-                              {"fwd_via_fwdbwd", false},
-                              {"create_model_via_load_weights", true},
-                              {"fwdbwd_max_chunk_len", 1024},
-                              {"fwdbwd_max_chunk_bytes_count", 5'000'000},
-                              {"fwdbwd_dispatch_bytes_semaphore_size", 50'000'000},
-                              {"sample_max_concurrent_requests",
-                               std::max<std::int64_t>(4, 4 * model_.facts().max_sequences)},
-                              {"sample_use_retrieve_futures", true},
-                              {"sample_join_sampling_session", true},
-                              {"sample_no_retries", false},
-                              {"sample_enable_stuck_detection", true},
-                              {"use_pyqwest_transport", true},
-                              {"custom_loss_server_side", false}}));
+  // Clients count numbers alone: as many bytes again are for the names and lengths of each datum.
+  const auto most = static_cast<std::int64_t>(server_.options().most_body_bytes);
+  responder.answer(
+      200,
+      dump({{"pjwt_auth_enabled", false},
+            {"credential_default_source", "api_key"},
+            {"parallel_fwdbwd_chunks", true},
+            {"proto_compress_fwdbwd", options_.compresses_bodies},
+            {"proto_write_fwdbwd", false},
+            {"fwd_via_fwdbwd", false},
+            {"create_model_via_load_weights", true},
+            {"fwdbwd_max_chunk_len", std::clamp<std::int64_t>(most / 2 / kDatumBytes, 1, 1024)},
+            {"fwdbwd_max_chunk_bytes_count", std::min<std::int64_t>(most / 2, 5'000'000)},
+            {"fwdbwd_dispatch_bytes_semaphore_size", 50'000'000},
+            {"sample_max_concurrent_requests",
+             std::max<std::int64_t>(4, 4 * model_.facts().max_sequences)},
+            {"sample_use_retrieve_futures", true},
+            {"sample_join_sampling_session", true},
+            {"sample_no_retries", false},
+            {"sample_enable_stuck_detection", true},
+            {"use_pyqwest_transport", true},
+            {"custom_loss_server_side", false}}));
 }
 
 void Service::dynamic_config(const Request&, const Responder& responder) {

@@ -135,6 +135,7 @@ class Service {
     Responder responder;
     std::shared_ptr<Meter> meter;
     bool is_replay;
+    std::optional<Outcome> failure = {};  ///< Of a run that is not in memory.
   };
   /// Promises an operation of a run and puts it in its place, at the end of this turn of the loop.
   void submit(const Request& request, const Responder& responder, const std::string& run,
@@ -175,7 +176,8 @@ class Service {
   void load_weights(const Request& request, const Responder& responder);
   /// The tenant whose weights a request may read: the caller's, or that of the key it brings as
   /// weights_access_token. Throws HttpError 403.
-  std::string reader_of(const Request& request, const Fields& fields) const;
+  std::string reader_of(const Request& request, const Fields& fields,
+                        const std::string& path) const;
   /// A request as it is remembered: with that tenant in the place of the key.
   static Request as_kept(Request request, const std::string& reader);
   void weights_info(const Request& request, const Responder& responder);

@@ -87,8 +87,8 @@ std::string Service::open_copy(const Request& request, const Fields& fields,
 void Service::copy_weights(const Request& request, const Responder& responder) {
   const Fields fields(request.body, known::kCopyWeights);
   const Caller& caller = request.caller;
-  const Checkpoint source =
-      checkpoints_.find(fields.text("source_path"), reader_of(request, fields));
+  const std::string from = fields.text("source_path");
+  const Checkpoint source = checkpoints_.find(from, reader_of(request, fields, from));
   require_disk(caller);
   Transaction entered(data_.database());
   const std::string run = open_copy(request, fields, source);

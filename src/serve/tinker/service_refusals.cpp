@@ -1,7 +1,7 @@
 #include <utility>
 
+#include "serve/tinker/inputs.h"
 #include "serve/tinker/service.h"
-#include "serve/tinker/wire.h"
 
 // Requests of runs that are refused for good. Clients number requests before they send them, so
 // none waits for a number that does not come.
@@ -14,56 +14,46 @@ bool is_final(int status) {
   return status >= 400 && status < 500 && !is_sent_again;
 }
 
-/// Where a request stands in the order of its run.
-struct Place {
-  std::string run;
-  std::int64_t seq = 0;  ///< 0: its client does not number, or it cannot be read.
-};
-
-Place place_of(const Request& request) {
-  try {
-    if (request.header("content-type").starts_with("application/x-protobuf")) {
-      const auto [run, seq] = decode_place(request.body);
-      return {run, seq};
-    }
-    const Fields fields(request.body, known::kAny);
-    return {fields.text("model_id", ""), fields.integer("seq_id", 0)};
-  } catch (const Error&) {
-    return {};
-  }
-}
-
 }  // namespace
 
 void Service::route_in_order(const char* path, Method handler, Refusal refusal, On on) {
   const std::string kind = path;
+  const auto answer = [this, refusal, kind](const Request& request, const Responder& responder,
+                                            const std::function<void()>& work) {
+    if (server_.is_draining()) throw HttpError(503, "the server ends", 5);
+    try {
+      work();
+    } catch (const HttpError& error) {
+      if (!is_final(error.status())) throw;
+      refuse(request, responder, kind, refusal, error);
+    } catch (const UserError& error) {
+      refuse(request, responder, kind, refusal, HttpError(400, error.what()));
+    }
+  };
   server_.route({"POST", "/api/v1/" + kind,
-                 [this, handler, refusal, kind](Request&& request, const Responder& responder) {
-                   if (server_.is_draining()) throw HttpError(503, "the server ends", 5);
-                   try {
-                     (this->*handler)(request, responder);
-                   } catch (const HttpError& error) {
-                     if (!is_final(error.status())) throw;
-                     refuse(request, responder, kind, refusal, error);
-                   } catch (const UserError& error) {
-                     refuse(request, responder, kind, refusal, HttpError(400, error.what()));
-                   }
+                 [this, handler, answer](Request&& request, const Responder& responder) {
+                   answer(request, responder, [&] { (this->*handler)(request, responder); });
                  },
-                 error_body, "train", false, on == On::kWorker, Cost::kRequest});
+                 error_body, "train", false, on == On::kWorker, Cost::kRequest,
+                 [answer](Request&& request, const Responder& responder, const HttpError& error) {
+                   answer(request, responder, [&] { throw error; });
+                 }});
 }
 
 void Service::refuse(const Request& request, const Responder& responder, const std::string& kind,
                      Refusal refusal, const HttpError& error) {
-  const Place place = place_of(request);
+  const Place place = read_place(
+      request.body, request.header("content-type").starts_with("application/x-protobuf"));
   if (place.seq <= 0) throw error;
   if (refusal == Refusal::kStatus) {  // on the loop's thread
     if (is_run_of(request.caller, place.run)) give_place_up(place.run, place.seq);
     throw error;
   }
-  on_loop(responder, [this, request, responder, kind, place, error] {
-    if (!is_run_of(request.caller, place.run)) throw error;
+  on_loop(responder, [this, caller = request.caller, hash = sha256_hex(request.body), responder,
+                      kind, place, error] {
+    if (!is_run_of(caller, place.run)) throw error;
     const auto promise = promises_.make_failed(
-        {request.caller.tenant, place.run, place.seq, kind, sha256_hex(request.body)},
+        {caller.tenant, place.run, place.seq, kind, hash},
         [&](const std::string& id) {
           return dump({{"request_id", id}, {"model_id", place.run}});
         },

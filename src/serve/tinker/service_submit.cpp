@@ -53,23 +53,41 @@ void Service::promise_submitted() {
 std::optional<Promises::Promise> Service::promise(Submitted& submitted) {
   const std::string& run = submitted.submission.owner;
   const Operation& operation = submitted.operation;
+  const auto answer = [&](const std::string& id) {
+    return dump({{"request_id", id}, {"model_id", run}});
+  };
   try {
     if (submitted.is_replay) runs_.check(run, operation.seq, operation.bytes);
     // A repeat gets its promise also where the run no longer takes new requests.
     return promises_.make(submitted.submission, [&](const std::string& id) {
       runs_.check(run, operation.seq, operation.bytes);
       if (operation.check) operation.check();
-      return dump({{"request_id", id}, {"model_id", run}});
+      return answer(id);
     });
-  } catch (const HttpError&) {
-    answering(submitted.responder, [] { throw; });
-    return std::nullopt;
+  } catch (const HttpError& error) {
+    if (error.status() != 404 || operation.seq < 0 || submitted.is_replay) {
+      answering(submitted.responder, [] { throw; });
+      return std::nullopt;
+    }
+    // The client may have sent this call in several requests, and expects a promise for each.
+    submitted.failure = Outcome::failure(error.what(), "server");
   }
+  submitted.submission.body.clear();
+  const auto promise = promises_.make(submitted.submission, answer);
+  try {
+    promises_.store(promise.id, *submitted.failure);
+  } catch (...) {
+    promises_.forget(promise.id);
+    throw;
+  }
+  return promise;
 }
 
 void Service::accept(Submitted& submitted, const Promises::Promise& promise) {
   Operation& operation = submitted.operation;
-  if (promise.is_new || submitted.is_replay) {
+  if (submitted.failure) {
+    promises_.tell(promise.id, *submitted.failure);
+  } else if (promise.is_new || submitted.is_replay) {
     operation.promise = promise.id;
     operation.meter = std::move(submitted.meter);
     const std::string& run = submitted.submission.owner;

@@ -149,17 +149,20 @@ void Service::save_weights_external(const Request& request, const Responder& res
       });
 }
 
-std::string Service::reader_of(const Request& request, const Fields& fields) const {
+std::string Service::reader_of(const Request& request, const Fields& fields,
+                               const std::string& path) const {
   if (request.is_replay) return fields.maybe_text(kReader).value_or(request.caller.tenant);
   const std::string token =
       fields.maybe_text(kToken).value_or(std::string(request.header(kTokenHeader)));
   if (token.empty()) return request.caller.tenant;
-  const auto owner = Keys(data_.database()).owner(token);
+  const Keys keys(data_.database());
+  if (const auto grantor = keys.grantor(token, path)) return *grantor;
+  const auto owner = keys.owner(token);
   if (!owner || !(owner->may("read") || owner->may("train") || owner->may("admin")))
     throw HttpError(
         403,
         "weights_access_token: expected a key of this server with the scope read, train "
-        "or admin, of the tenant that the weights belong to");
+        "or admin, of the tenant that the weights belong to, or a grant of these weights");
   return owner->tenant;
 }
 
@@ -176,9 +179,9 @@ Request Service::as_kept(Request request, const std::string& reader) {
 void Service::load_weights(const Request& asked, const Responder& responder) {
   // A request from before a restart has kReader, and was looked at then.
   const Fields fields(asked.body, asked.is_replay ? known::kAny : known::kLoadWeights);
-  const std::string reader = reader_of(asked, fields);
-  const Request request = as_kept(asked, reader);
   const std::string path = fields.text("path");
+  const std::string reader = reader_of(asked, fields, path);
+  const Request request = as_kept(asked, reader);
   const Checkpoint checkpoint = checkpoints_.find(path, reader);
   if (reader != request.caller.tenant && !request.is_replay)
     audit_.note(request.caller, "checkpoint_read", checkpoint.path);

@@ -52,6 +52,12 @@ class Decoder {
     return reader.next();
   }
 
+  /// A field that is not known may change what the others mean.
+  [[noreturn]] static void refuse(const pbf_reader& reader, const char* message) {
+    throw_http(422, "field {} of the protobuf message {} is not known, or not with wire type {}",
+               reader.tag(), message, static_cast<std::uint32_t>(reader.wire_type()));
+  }
+
   ForwardBackwardRequest read() {
     ForwardBackwardRequest out;
     pbf_reader reader(bytes_.data(), bytes_.size());
@@ -79,7 +85,7 @@ class Decoder {
           value_entry(reader.get_message(), out);
           break;
         default:
-          reader.skip();
+          refuse(reader, "ForwardBackwardRequest");
       }
     }
     return out;
@@ -97,7 +103,7 @@ class Decoder {
           value = reader.get_double();
           break;
         default:
-          reader.skip();
+          refuse(reader, "LossFnConfigEntry");
       }
     }
     out.numbers[key] = value;
@@ -116,7 +122,7 @@ class Decoder {
           value = reader.get_message();
           break;
         default:
-          reader.skip();
+          refuse(reader, "LossFnConfigV2Entry");
       }
     }
     while (next(value)) {
@@ -128,7 +134,7 @@ class Decoder {
           out.texts[key] = value.get_string();
           break;
         default:
-          value.skip();
+          refuse(value, "LossConfigValue");
       }
     }
   }
@@ -143,8 +149,12 @@ class Decoder {
         case length_delimited(2):
           tensor_entry(reader.get_message(), out);
           break;
-        default:
+        case length_delimited(3):
+        case length_delimited(4):
           reader.skip();  // the spans tell where tokens came from, which no loss here reads
+          break;
+        default:
+          refuse(reader, "Datum");
       }
     }
     return out;
@@ -162,7 +172,7 @@ class Decoder {
           value = tensor(reader.get_message());
           break;
         default:
-          reader.skip();
+          refuse(reader, "LossFnInputsEntry");
       }
     }
     out.loss_fn_inputs[key] = std::move(value);
@@ -182,7 +192,7 @@ class Decoder {
           reader.skip(), out = {Chunk::Kind::kDmel, {}};
           break;
         default:
-          reader.skip();
+          refuse(reader, "Chunk");
       }
     }
     return out;
@@ -191,10 +201,7 @@ class Decoder {
   std::vector<std::int32_t> text(pbf_reader reader) {
     std::vector<std::int32_t> tokens;
     while (next(reader)) {
-      if (reader.tag_and_type() != length_delimited(1)) {
-        reader.skip();
-        continue;
-      }
+      if (reader.tag_and_type() != length_delimited(1)) refuse(reader, "EncodedTextChunk");
       const auto view = reader.get_view();
       if (view.size() % sizeof(std::int32_t) != 0)
         throw_http(422, "the tokens of a text chunk have {} bytes: expected int32 numbers",
@@ -225,7 +232,7 @@ class Decoder {
           add_size(reader.get_int64(), out);
           break;
         default:
-          reader.skip();
+          refuse(reader, "Tensor");
       }
     }
     return out;
@@ -251,7 +258,7 @@ class Decoder {
           out.col_indices = reader.get_string();
           break;
         default:
-          reader.skip();
+          refuse(reader, "SparseCsr");
       }
     }
   }
@@ -263,15 +270,15 @@ class Decoder {
 
 }  // namespace
 
-std::pair<std::string, std::int64_t> decode_place(std::string_view bytes) {
-  std::pair<std::string, std::int64_t> place;
+Place decode_place(std::string_view bytes) {
+  Place place;
   try {
     pbf_reader reader(bytes.data(), bytes.size());
     while (reader.next()) {
       if (reader.tag_and_type() == length_delimited(1)) {
-        place.first = reader.get_string();
+        place.run = reader.get_string();
       } else if (reader.tag_and_type() == varint(2)) {
-        place.second = reader.get_int32();
+        place.seq = reader.get_int32();
       } else {
         reader.skip();
       }

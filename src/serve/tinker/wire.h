@@ -42,11 +42,17 @@ struct ForwardBackwardRequest {
   std::map<std::string, std::string> texts;  ///< Text values of loss_fn_config_v2.
   bool forward_only = false;
 };
-/// Throws HttpError 422 with the byte at which the message is broken.
+/// Throws HttpError 422 with the byte at which the message is broken, or the number of a field that
+/// is not known: the fields are those of the SDK from 0.18 to 0.38.0.
 ForwardBackwardRequest decode_forward_backward(std::string_view bytes);
 
-/// The model_id and seq_id of a message, as far as it can be read; no number: 0.
-std::pair<std::string, std::int64_t> decode_place(std::string_view bytes);
+/// Where a request stands in the order of its run.
+struct Place {
+  std::string run;
+  std::int64_t seq = 0;  ///< 0: its client does not number, or it cannot be read.
+};
+/// The place of a message, as far as it can be read.
+Place decode_place(std::string_view bytes);
 
 /// One field of all datums of an output: numbers one after another.
 struct BatchedTensor {

@@ -293,6 +293,30 @@ def test_user_errors_reach_the_user(server):
         service.create_lora_training_client(base_model="other/model", rank=4).result()
 
 
+def test_a_datum_that_is_too_large_fails_and_keeps_nothing_waiting(server):
+    assert server.stop() == 0
+    server.start("serve.max_body_bytes=100000")
+    service = client(server)
+    run = service.create_lora_training_client(base_model=NAME, rank=4).result()
+    large = types.Datum(model_input=types.ModelInput.from_ints([1] * 9000), loss_fn_inputs={"target_tokens": [1] * 9000})
+    for data in ([large], [datum()] * 500 + [large] + [datum()] * 500):
+        work, step = run.forward_backward(data, "cross_entropy"), run.optim_step(types.AdamParams(learning_rate=0))
+        assert "grad_norm:mean" in step.result(timeout=ANSWER_S).metrics
+        with pytest.raises(tinker.RequestFailedError, match="100000 are allowed"):
+            work.result(timeout=ANSWER_S)
+    assert run.forward_backward([datum()] * 1000, "cross_entropy").result(timeout=ANSWER_S)
+
+
+def test_a_call_in_several_requests_on_a_run_that_is_gone(server):
+    run = client(server).create_lora_training_client(base_model=NAME, rank=4).result()
+    assert server.stop() == 0
+    server.start()
+    work, step = run.forward_backward([datum()] * 1500, "cross_entropy"), run.optim_step(types.AdamParams(learning_rate=0))
+    for future in (work, step):
+        with pytest.raises(tinker.RequestFailedError, match="is not in memory"):
+            future.result(timeout=ANSWER_S)
+
+
 def test_two_tenants_and_a_restart(server):
     assert server.stop() == 0
     keys = [subprocess.run([HEDDLE, "serve", "keys", "add", "--data-dir", str(server.data), "--tenant", name], check=True,

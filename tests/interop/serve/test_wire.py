@@ -8,11 +8,14 @@ import pathlib
 import random
 import struct
 import subprocess
+import sys
 
 import numpy
+import pytest
 import tinker.proto.tinker_public_pb2 as pb
 
 from serve.serving import HEDDLE
+from serve.test_fields import FOLDER, VERSIONS
 
 TOOL = os.environ.get("HEDDLE_WIRE_TOOL", str(pathlib.Path(HEDDLE).parents[2] / "tests/interop/serve/heddle_wire_tool"))
 COUNT = int(os.environ.get("WIRE_MESSAGES", "2000"))
@@ -114,6 +117,38 @@ def test_requests_mean_what_python_means():
     assert len(lines) == COUNT
     for message, line in zip(messages, lines):
         assert json.loads(line) == meaning(message)
+
+
+FILL = '''
+import struct, sys, tinker.proto.tinker_public_pb2 as pb
+def fill(message, choice):
+    for field in message.DESCRIPTOR.fields:
+        kinds = field.containing_oneof and [each.name for each in field.containing_oneof.fields]
+        if kinds and kinds[choice % len(kinds)] != field.name: continue
+        value = {field.TYPE_STRING: "a", field.TYPE_BYTES: b"four"}.get(field.type, 1)
+        held = getattr(message, field.name)
+        if field.message_type and field.message_type.GetOptions().map_entry:
+            if field.message_type.fields_by_name["value"].message_type: fill(held["a"], choice)
+            else: held["a"] = 1
+        elif hasattr(held, "append"): fill(held.add(), choice) if field.message_type else held.append(value)
+        elif field.message_type: fill(held, choice)
+        else: setattr(message, field.name, value)
+for choice in range(6):
+    message = pb.ForwardBackwardRequest()
+    fill(message, choice)
+    sent = message.SerializeToString()
+    sys.stdout.buffer.write(struct.pack("<I", len(sent)) + sent)
+'''
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_field_of_an_sdk_is_known(version):
+    if version and not (pathlib.Path(FOLDER) / version / "tinker/proto").exists():
+        pytest.skip("it sends JSON")
+    path = {"PYTHONPATH": str(pathlib.Path(FOLDER) / version)} if version else {}
+    sent = subprocess.run([sys.executable, "-c", FILL], check=True, capture_output=True, env=os.environ | path).stdout
+    assert len(unframed(sent)) == 6
+    assert b"refused" not in run("decode", sent)
 
 
 def test_broken_requests_are_refused_or_read():
