@@ -93,6 +93,7 @@ class RecordingBackend final : public Backend {
   }
   std::shared_ptr<const adapters::LoraSet> load_snapshot(
       const std::filesystem::path& directory) override {
+    calls += " load";
     if (!std::filesystem::exists(directory / "weights")) throw ModelError("no weights");
     return nullptr;
   }

@@ -76,6 +76,52 @@ TEST(TinkerSamplers, WeightsWithoutANameAreSampledFromMemory) {
   EXPECT_EQ(client.caller().status, 404);
 }
 
+TEST(TinkerSamplers, SamplesThatComeTogetherLoadACheckpointOnce) {
+  const Directory folder;
+  Served served(folder.path());
+  ApiClient caller(served.port());
+  const std::string session = caller.session(), run = caller.create_model(session).at("model_id");
+  int seq = 0;
+  const auto save = [&](int number) {
+    const json saved = caller.wait(
+        caller.post("save_weights_for_sampler",
+                    {{"model_id", run}, {"seq_id", ++seq}, {"path", std::to_string(number)}}));
+    caller.post("create_sampling_session", {{"session_id", session},
+                                            {"sampling_session_seq_id", number},
+                                            {"model_path", saved.at("path")}});
+    return saved.at("path").get<std::string>();
+  };
+  /// Of three samples that come while the model is at other work.
+  const auto outcomes = [&](int number) {
+    const json work = caller.post("forward_backward", ApiClient::work(run, ++seq, {98}));
+    served.backend().long_work_began.acquire();
+    served.backend().calls.clear();
+    std::vector<json> promises;
+    for (int i = 1; i <= 3; ++i) {
+      promises.push_back(caller.post(
+          "asample", {{"sampling_session_id", session + ":sample:" + std::to_string(number)},
+                      {"seq_id", i},
+                      {"num_samples", 1},
+                      {"prompt", {{"chunks", {{{"type", "encoded_text"}, {"tokens", {1}}}}}}},
+                      {"sampling_params", {{"max_tokens", 1}}}}));
+    }
+    served.backend().long_work_may_end.release();
+    std::vector<json> found;
+    for (const json& promise : promises) found.push_back(caller.wait(promise));
+    return found;
+  };
+  const std::string path = save(0), gone = save(1);
+  outcomes(0);
+  EXPECT_EQ(served.backend().calls,
+            " load sample of " + path + " sample of " + path + " sample of " + path);
+
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder.path()))
+    if (entry.path().filename() == "weights") std::filesystem::remove(entry.path());
+  for (const json& outcome : outcomes(1))
+    EXPECT_EQ(outcome.at("error"), gone + " cannot be loaded") << "all of them";
+  EXPECT_EQ(served.backend().calls, " load");
+}
+
 TEST(TinkerSamplers, ARunKeepsTheLastWeightsWithoutANameThatWereUsed) {
   const Directory folder;
   Served served(folder.path());

@@ -230,10 +230,15 @@ class Service {
   KeptWeights::Weights unnamed_weights(const std::string& sampler, const std::string& name);
   /// State of a sample that waits or has begun.
   QueueState queue_state(bool has_begun) const;
-  using WeightsReady = std::function<void(std::shared_ptr<const SamplerWeights>)>;
-  /// Calls `ready` on the loop's thread with the weights of a checkpoint, from memory or the disk.
-  void with_weights(const Checkpoint& checkpoint, WeightsReady ready,
-                    std::function<void(const Outcome&)> failed);
+  /// A sample that waits for its checkpoint's weights; either is called on the loop's thread.
+  struct WantsWeights {
+    std::function<void(std::shared_ptr<const SamplerWeights>)> ready;
+    std::function<void(const Outcome&)> failed;
+  };
+  /// From memory or the disk, from which all samples that come meanwhile have them by one load.
+  void with_weights(const Checkpoint& checkpoint, WantsWeights wants);
+  void weights_came(const std::string& folder, const std::shared_ptr<const SamplerWeights>& weights,
+                    const Outcome& failure);
 
   Server& server_;
   ModelThread& model_;
@@ -248,6 +253,7 @@ class Service {
   std::map<std::string, double> beats_;  ///< For living sessions.
   std::map<std::string, std::int64_t> samples_in_flight_;
   KeptWeights weights_;
+  std::map<std::string, std::vector<WantsWeights>> loading_;  ///< By the checkpoint's folder.
   std::string download_key_ = random_hex(32);  ///< Signs addresses until the server ends.
   std::int64_t next_version_ = 1;
   std::map<std::string, std::int64_t> steps_;  ///< Since the last kept state, by run.

@@ -100,27 +100,35 @@ void Service::get_sampler(const Request& request, const Responder& responder) {
   responder.answer(200, dump(answer));
 }
 
-void Service::with_weights(const Checkpoint& checkpoint, WeightsReady ready,
-                           std::function<void(const Outcome&)> failed) {
+void Service::with_weights(const Checkpoint& checkpoint, WantsWeights wants) {
   const std::string folder = checkpoint.folder.string();
-  if (const auto known = weights_.of_checkpoint(folder)) return ready(known);
-  model_.run([this, folder, name = checkpoint.path, version = next_version_++, ready,
-              failed](Backend& backend) {
+  if (const auto known = weights_.of_checkpoint(folder)) return wants.ready(known);
+  std::vector<WantsWeights>& waiting = loading_[folder];
+  waiting.push_back(std::move(wants));
+  if (waiting.size() > 1) return;
+  model_.run([this, folder, name = checkpoint.path, version = next_version_++](Backend& backend) {
+    auto weights = std::make_shared<SamplerWeights>();
+    weights->name = name;
+    weights->version = version;
     try {
-      auto weights = std::make_shared<SamplerWeights>();
-      weights->name = name;
-      weights->version = version;
       weights->set = backend.load_snapshot(folder);
-      server_.post([this, folder, weights, ready] {
-        weights_.add_checkpoint(folder, weights);
-        ready(weights);
-      });
+      server_.post([this, folder, weights] { weights_came(folder, weights, {}); });
     } catch (const std::exception& error) {
       log::error("{} cannot be loaded: {}", name, error.what());
-      server_.post(
-          [name, failed] { failed(Outcome::failure(name + " cannot be loaded", "server")); });
+      server_.post([this, folder, name] {
+        weights_came(folder, nullptr, Outcome::failure(name + " cannot be loaded", "server"));
+      });
     }
   });
+}
+
+void Service::weights_came(const std::string& folder,
+                           const std::shared_ptr<const SamplerWeights>& weights,
+                           const Outcome& failure) {
+  if (weights) weights_.add_checkpoint(folder, weights);
+  const auto waiting = loading_.extract(folder);
+  for (const WantsWeights& each : waiting.mapped())
+    weights ? each.ready(weights) : each.failed(failure);
 }
 
 KeptWeights::Weights Service::unnamed_weights(const std::string& sampler, const std::string& name) {
@@ -229,7 +237,7 @@ void Service::sample(const Request& request, const Responder& responder) {
       });
     };
     if (checkpoint) {
-      with_weights(*checkpoint, start, finish);
+      with_weights(*checkpoint, {start, finish});
     } else {
       start(unnamed);
     }
