@@ -116,6 +116,15 @@ class InferenceApi {
     }
   }
 
+  /// Checkpoints of the training API are models too.
+  void serve_checkpoints_of(serve::tinker::Service& training) {
+    service_.models.look_also(serve::tinker::kScheme,
+                              [&training](const std::string& path, const serve::Caller& caller,
+                                          serve::WantsWeights wants) {
+                                training.find_weights(path, caller, std::move(wants));
+                              });
+  }
+
   std::vector<std::string> adapters() const { return service_.models.adapters(); }
 
  private:
@@ -197,6 +206,7 @@ int serve_model(const ServeOptions& options, const Session& session) {
   service.serve();
   InferenceApi inference(server, *model, registry, *tinker.metrics, data, !keys.is_empty(),
                          [&] { tinker.runs.metrics->now(service.now()); });
+  inference.serve_checkpoints_of(service);
   inference.load(options.adapters);
   serve::admin::Admin admin(
       server, {*model, service, data, keys, quotas, [&inference] { return inference.adapters(); }},

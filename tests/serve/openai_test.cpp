@@ -358,6 +358,30 @@ TEST_F(OpenAi, FaultsNameTheField) {
               HasSubstr("400 \"best_of\""));
 }
 
+TEST_F(OpenAi, ModelsElsewhereAreWaitedFor) {
+  const auto weights = std::make_shared<SamplerWeights>();
+  weights->version = 7;
+  std::vector<std::jthread> found;
+  service_.models.look_also("far://",
+                            [&](const std::string& name, const Caller& caller, WantsWeights wants) {
+                              EXPECT_EQ(caller.tenant, "ann");
+                              found.emplace_back([name, weights, wants] {
+                                if (name == "far://a") return wants.ready(weights);
+                                name == "far://b" ? wants.failed(404, "far://b is not known")
+                                                  : wants.failed(500, "far://c cannot be loaded");
+                              });
+                            });
+  EXPECT_EQ(chat({{"model", "far://a"}})["choices"][0]["message"]["content"], script_);
+  const Json request = {
+      {"model", "far://a"}, {"token_ids", {1}}, {"sampling_params", {{"max_tokens", 1}}}};
+  const Json answer = Json::parse(body_of(post("/inference/v1/generate", request)));
+  EXPECT_EQ(answer["choices"][0]["weight_versions"], Json({7}));
+  EXPECT_EQ(events("/v1/completions", {{"model", "far://a"}, {"prompt", "x"}}).back(), "[DONE]");
+  EXPECT_EQ(chat_refusal({{"model", "far://b"}}), "404 \"model\" far://b is not known");
+  EXPECT_EQ(status_of(post("/v1/completions", {{"model", "far://c"}, {"prompt", "x"}})), 500);
+  EXPECT_THAT(chat_refusal({{"model", "near"}}), HasSubstr("does not exist"));
+}
+
 TEST_F(OpenAi, UnknownAdapterFolderIsRefusedWithoutItsPath) {
   const std::string answer =
       post("/v1/load_lora_adapter", {{"lora_name", "a"}, {"lora_path", "/etc"}});

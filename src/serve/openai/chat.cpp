@@ -222,7 +222,7 @@ ConversationPrompt take_prompt(Service& service, Fields& fields) {
 void answer_chat(Service& service, const Request& request, const Responder& responder) {
   Fields fields = Fields::parse(request.body);
   Sampling sampling = take_sampling(fields, service.facts(), request.caller);
-  sampling.generation.weights = service.models.weights_of(sampling.model, request.caller);
+  service.models.require(sampling.model);
   if (const auto most = fields.integer("max_completion_tokens", 1, kMostTokens))
     sampling.max_tokens = most;
   if (sampling.max_tokens == 0) throw_field("max_tokens", "is 0: expected 1 or more");

@@ -129,7 +129,7 @@ std::vector<std::vector<std::int32_t>> take_prompts(Fields& fields, const Servic
 void answer_completion(Service& service, const Request& request, const Responder& responder) {
   Fields fields = Fields::parse(request.body);
   Sampling sampling = take_sampling(fields, service.facts(), request.caller);
-  sampling.generation.weights = service.models.weights_of(sampling.model, request.caller);
+  service.models.require(sampling.model);
   std::vector<std::vector<std::int32_t>> prompts = take_prompts(fields, service);
   const bool echoes = fields.boolean("echo").value_or(false);
   const auto logprobs = fields.integer("logprobs", 0, 20);

@@ -10,6 +10,9 @@ namespace heddle::serve::openai {
 
 using Json = nlohmann::ordered_json;
 
+/// The code of a refusal of a model's name.
+inline constexpr const char* kUnknownModel = "model_not_found";
+
 /// A refusal that names the field of the request and the kind of the fault, as OpenAI's API does.
 class ApiError : public HttpError {
  public:

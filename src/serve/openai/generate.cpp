@@ -91,7 +91,7 @@ void answer_generate(Service& service, const Request& request, const Responder& 
   const auto logprobs = drawn.integer("logprobs", 0, 20);
   drawn.boolean("detokenize");  // there is no text either way
   drawn.finish();
-  sampling.generation.weights = service.models.weights_of(sampling.model, request.caller);
+  service.models.require(sampling.model);
   sampling.generation.top_logprobs = logprobs.value_or(0);
   sampling.shows_tokens_as_ids = true;
   std::vector<std::int32_t> prompt =

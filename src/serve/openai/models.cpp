@@ -7,11 +7,13 @@
 namespace heddle::serve::openai {
 namespace {
 
+std::string unknown(const std::string& name) {
+  return fmt::format("The model '{}' does not exist; GET /v1/models lists those that do",
+                     text::shown(name));
+}
+
 [[noreturn]] void throw_unknown(const std::string& name) {
-  throw ApiError(404,
-                 fmt::format("The model '{}' does not exist; GET /v1/models lists those that do",
-                             text::shown(name)),
-                 "model", "model_not_found");
+  throw ApiError(404, unknown(name), "model", kUnknownModel);
 }
 
 }  // namespace
@@ -34,18 +36,25 @@ bool Models::has(const std::string& name) const {
   return name == base_ || adapters_.contains(name);
 }
 
-std::shared_ptr<const SamplerWeights> Models::weights_of(const std::string& name,
-                                                         const Caller& caller) const {
-  if (name == base_) return nullptr;
+bool Models::is_elsewhere(const std::string& name) const {
+  return elsewhere_ && name.starts_with(prefix_);
+}
+
+void Models::require(const std::string& name) const {
+  if (!has(name) && !is_elsewhere(name)) throw_unknown(name);
+}
+
+void Models::find(const std::string& name, const Caller& caller, WantsWeights wants) const {
+  if (name == base_) return wants.ready(nullptr);
+  std::shared_ptr<const SamplerWeights> weights;
   {
     const std::lock_guard lock(mutex_);
     const auto found = adapters_.find(name);
-    if (found != adapters_.end()) return found->second.weights;
+    if (found != adapters_.end()) weights = found->second.weights;
   }
-  std::shared_ptr<const SamplerWeights> weights;
-  if (elsewhere_) weights = elsewhere_(name, caller);
-  if (!weights) throw_unknown(name);
-  return weights;
+  if (weights) return wants.ready(std::move(weights));
+  if (!is_elsewhere(name)) return wants.failed(404, unknown(name));
+  elsewhere_(name, caller, std::move(wants));
 }
 
 Json Models::entry(const std::string& name, const Adapter* adapter) const {

@@ -10,6 +10,7 @@ Reply::Reply(Service& service, Sampling sampling, const Request& request, Respon
     : service_(service),
       sampling_(std::move(sampling)),
       logprobs_(*service.tokenizer, sampling_.shows_tokens_as_ids),
+      caller_(request.caller),
       meter_(request.meter),
       responder_(std::move(responder)),
       id_(id_prefix + random_name(24)) {}
@@ -22,7 +23,23 @@ Reply::~Reply() {
 void Reply::start(std::vector<Generation> generations) {
   generations_ = std::move(generations);
   results_.resize(generations_.size());
-  for (const Generation& generation : generations_) {
+  const auto self = shared_from_this();
+  service_.models.find(
+      sampling_.model, caller_,
+      {[self](const std::shared_ptr<const SamplerWeights>& weights) { self->begin(weights); },
+       [self](int status, const std::string& message) {
+         self->has_failed_ = true;
+         self->end_metering();
+         const bool is_unknown = status == 404;
+         self->responder_.answer(status,
+                                 dump(error_object(status, message, is_unknown ? "model" : "",
+                                                   is_unknown ? kUnknownModel : "")));
+       }});
+}
+
+void Reply::begin(const std::shared_ptr<const SamplerWeights>& weights) {
+  for (Generation& generation : generations_) {
+    generation.weights = weights;
     metrics_.push_back(std::make_unique<GenerationMetrics::Request>(service_.metrics,
                                                                     std::ssize(generation.prompt)));
     if (meter_) meter_->add_tokens(Meter::Tokens::kRead, std::ssize(generation.prompt));

@@ -15,14 +15,15 @@ namespace heddle::serve::openai {
 
 /// An answer under way: it submits generations and words what they bring, whole at the end or as
 /// server-sent events. The client's disconnect ends the generations. Lives until the last of them
-/// has ended; all but start() runs on the model's thread.
+/// has ended; all but the start runs on the model's thread.
 class Reply : public std::enable_shared_from_this<Reply> {
  public:
   Reply(Service& service, Sampling sampling, const Request& request, Responder responder,
         const std::string& id_prefix);
   virtual ~Reply();
 
-  /// One generation for each prompt; choices count over prompts, then samples.
+  /// One generation for each prompt; choices count over prompts, then samples. They begin when the
+  /// model's weights are there.
   void start(std::vector<Generation> generations);
 
  protected:
@@ -56,7 +57,7 @@ class Reply : public std::enable_shared_from_this<Reply> {
   Logprobs logprobs_;
 
  private:
-  void submit(std::size_t index, std::shared_ptr<const SamplerWeights> weights);
+  void begin(const std::shared_ptr<const SamplerWeights>& weights);
   void on_token(std::size_t index, const GeneratedToken& token);
   void on_done(std::size_t index, GenerationResult&& result);
   void on_failed(const std::string& message, bool is_users);
@@ -67,6 +68,7 @@ class Reply : public std::enable_shared_from_this<Reply> {
 
   void end_metering();
 
+  Caller caller_;
   std::shared_ptr<Meter> meter_;  ///< Null: nobody counts.
   Responder responder_;
   std::string id_;

@@ -6,7 +6,7 @@ namespace heddle::serve::openai {
 
 void answer_tokenize(Service& service, const Request& request, const Responder& responder) {
   Fields fields = Fields::parse(request.body);
-  service.models.weights_of(fields.text("model").value_or(service.facts().name), request.caller);
+  service.models.require(fields.text("model").value_or(service.facts().name));
   const bool shows_texts = fields.boolean("return_token_strs").value_or(false);
   std::vector<std::int32_t> ids;
   if (const auto text = fields.text("prompt")) {
@@ -27,7 +27,7 @@ void answer_tokenize(Service& service, const Request& request, const Responder& 
 
 void answer_detokenize(Service& service, const Request& request, const Responder& responder) {
   Fields fields = Fields::parse(request.body);
-  service.models.weights_of(fields.text("model").value_or(service.facts().name), request.caller);
+  service.models.require(fields.text("model").value_or(service.facts().name));
   const std::vector<std::int32_t> ids =
       token_ids(fields.take("tokens"), "tokens", service.tokenizer->vocab_size());
   fields.finish();

@@ -15,6 +15,9 @@
 
 namespace heddle::serve::tinker {
 
+/// Begins the path of every checkpoint.
+inline constexpr const char* kScheme = "tinker://";
+
 /// Saved weights of a run.
 struct Checkpoint {
   enum class Kind { kTraining, kSampler, kExternal };

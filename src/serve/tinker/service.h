@@ -16,6 +16,7 @@
 #include "serve/http/server.h"
 #include "serve/metrics/generation_metrics.h"
 #include "serve/model/model_thread.h"
+#include "serve/model/wants_weights.h"
 #include "serve/store/audit.h"
 #include "serve/store/data_directory.h"
 #include "serve/tinker/checkpoints.h"
@@ -56,6 +57,10 @@ class Service {
   }
   /// The server ends: polls are answered, no operation is started.
   void drain();
+
+  /// Weights of a checkpoint that the caller may read, for other APIs: called from any thread, and
+  /// answered on the loop's.
+  void find_weights(const std::string& path, const Caller& caller, WantsWeights wants);
 
   const Promises& promises() const { return promises_; }
   const Runs& runs() const { return runs_; }
@@ -230,15 +235,11 @@ class Service {
   KeptWeights::Weights unnamed_weights(const std::string& sampler, const std::string& name);
   /// State of a sample that waits or has begun.
   QueueState queue_state(bool has_begun) const;
-  /// A sample that waits for its checkpoint's weights; either is called on the loop's thread.
-  struct WantsWeights {
-    std::function<void(std::shared_ptr<const SamplerWeights>)> ready;
-    std::function<void(const Outcome&)> failed;
-  };
   /// From memory or the disk, from which all samples that come meanwhile have them by one load.
   void with_weights(const Checkpoint& checkpoint, WantsWeights wants);
-  void weights_came(const std::string& folder, const std::shared_ptr<const SamplerWeights>& weights,
-                    const Outcome& failure);
+  /// Null: they cannot be loaded.
+  void weights_came(const Checkpoint& checkpoint,
+                    const std::shared_ptr<const SamplerWeights>& weights);
 
   Server& server_;
   ModelThread& model_;

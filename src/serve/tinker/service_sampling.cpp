@@ -100,35 +100,46 @@ void Service::get_sampler(const Request& request, const Responder& responder) {
   responder.answer(200, dump(answer));
 }
 
+void Service::find_weights(const std::string& path, const Caller& caller, WantsWeights wants) {
+  server_.post([this, path, caller, wants = std::move(wants)]() mutable {
+    try {
+      const Checkpoint checkpoint = checkpoints_.find(path, caller.tenant);
+      if (!weights_.of_checkpoint(checkpoint.folder.string()))
+        audit_.note(caller, "checkpoint_read", path);
+      with_weights(checkpoint, std::move(wants));
+    } catch (const HttpError& error) {
+      wants.failed(error.status(), error.what());
+    }
+  });
+}
+
 void Service::with_weights(const Checkpoint& checkpoint, WantsWeights wants) {
   const std::string folder = checkpoint.folder.string();
   if (const auto known = weights_.of_checkpoint(folder)) return wants.ready(known);
   std::vector<WantsWeights>& waiting = loading_[folder];
   waiting.push_back(std::move(wants));
   if (waiting.size() > 1) return;
-  model_.run([this, folder, name = checkpoint.path, version = next_version_++](Backend& backend) {
+  model_.run([this, checkpoint, version = next_version_++](Backend& backend) {
     auto weights = std::make_shared<SamplerWeights>();
-    weights->name = name;
+    weights->name = checkpoint.path;
     weights->version = version;
     try {
-      weights->set = backend.load_snapshot(folder);
-      server_.post([this, folder, weights] { weights_came(folder, weights, {}); });
+      weights->set = backend.load_snapshot(checkpoint.folder);
     } catch (const std::exception& error) {
-      log::error("{} cannot be loaded: {}", name, error.what());
-      server_.post([this, folder, name] {
-        weights_came(folder, nullptr, Outcome::failure(name + " cannot be loaded", "server"));
-      });
+      log::error("{} cannot be loaded: {}", checkpoint.path, error.what());
+      weights = nullptr;
     }
+    server_.post([this, checkpoint, weights] { weights_came(checkpoint, weights); });
   });
 }
 
-void Service::weights_came(const std::string& folder,
-                           const std::shared_ptr<const SamplerWeights>& weights,
-                           const Outcome& failure) {
+void Service::weights_came(const Checkpoint& checkpoint,
+                           const std::shared_ptr<const SamplerWeights>& weights) {
+  const std::string folder = checkpoint.folder.string();
   if (weights) weights_.add_checkpoint(folder, weights);
   const auto waiting = loading_.extract(folder);
   for (const WantsWeights& each : waiting.mapped())
-    weights ? each.ready(weights) : each.failed(failure);
+    weights ? each.ready(weights) : each.failed(500, checkpoint.path + " cannot be loaded");
 }
 
 KeptWeights::Weights Service::unnamed_weights(const std::string& sampler, const std::string& name) {
@@ -237,7 +248,9 @@ void Service::sample(const Request& request, const Responder& responder) {
       });
     };
     if (checkpoint) {
-      with_weights(*checkpoint, {start, finish});
+      with_weights(*checkpoint, {start, [finish](int, const std::string& message) {
+                                   finish(Outcome::failure(message, "server"));
+                                 }});
     } else {
       start(unnamed);
     }

@@ -4,12 +4,14 @@
 """
 import asyncio
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import openai
 import pytest
 
 from serve.serving import HEDDLE, NAME
+from serve.test_hostile import Caller
 
 HELLO = [{"role": "user", "content": "hello"}]
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}}}}]
@@ -45,6 +47,34 @@ def test_a_stream_says_what_the_whole_answer_says(client):
     # The prompt's state was kept from the first time.
     assert whole.usage.prompt_tokens_details.cached_tokens == 0
     assert 0 < usage.prompt_tokens_details.cached_tokens < usage.prompt_tokens
+
+def test_a_checkpoint_is_a_model(server, client):
+    caller = Caller(server)
+    session = caller.session()
+    run = caller.run(session)
+    prompt = [5, 17, 300, 12]
+    for seq in range(1, 21, 2):
+        caller.outcome("forward_backward", {"model_id": run, "seq_id": seq, "forward_backward_input": {"loss_fn": "cross_entropy", "data": [{
+            "model_input": {"chunks": [{"type": "encoded_text", "tokens": prompt}]},
+            "loss_fn_inputs": {"target_tokens": {"data": prompt[1:] + [77], "dtype": "int64"}}}]}})
+        caller.outcome("optim_step", {"model_id": run, "seq_id": seq + 1, "adam_params": {"learning_rate": 3e-3}})
+    path = caller.outcome("save_weights_for_sampler", {"model_id": run, "seq_id": 21, "path": "shown"})["path"]
+    settings = {"prompt": prompt, "max_tokens": 6, "temperature": 0, "extra_body": {"return_token_ids": True}}
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda _: client.completions.create(model=path, **settings), range(4)))
+    sampled = caller.outcome("asample", {"model_path": path, "num_samples": 1, "prompt": {"chunks": [{"type": "encoded_text", "tokens": prompt}]},
+                                         "sampling_params": {"max_tokens": 6, "temperature": 0, "stop": []}})
+    assert {tuple(answer.choices[0].token_ids) for answer in answers} == {tuple(sampled["sequences"][0]["tokens"])}
+    assert answers[0].model == path
+    assert answers[0].choices[0].token_ids[0] == 77
+    assert client.completions.create(model=NAME, **settings).choices[0].token_ids != answers[0].choices[0].token_ids
+    chunks = list(chat(client, model=path, stream=True))
+    assert chunks[-1].choices[0].finish_reason == "length"
+    with pytest.raises(openai.NotFoundError) as refused:
+        chat(client, model=path + "x")
+    assert refused.value.code == "model_not_found" and refused.value.param == "model" and "is not known" in str(refused.value)
+    others = httpx.post(server.url + "/tokenize", json={"model": "gpt-9", "prompt": "x"})
+    assert others.status_code == 404
 
 
 def test_token_ids_in_and_out_say_what_the_completion_says(server, client):
