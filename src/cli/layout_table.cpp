@@ -26,8 +26,7 @@ void add_time(ui::Table& table, const plan::LayoutReport& report) {
   const plan::StepTime& time = *report.time;
   table.section(fmt::format("{} on {}, predicted: {}, {} tokens/s",
                             report.has_policy ? "the update of a step, at full length," : "a step",
-                            report.hardware->name,
-                            milliseconds(time.total),
+                            report.hardware->name, milliseconds(time.total),
                             text::format_count(report.tokens_per_step / time.total)));
   const auto row = [&](const char* what, double seconds) {
     if (seconds > 0) table.row({"", milliseconds(seconds), "", "", "", "", "", what});
@@ -53,13 +52,14 @@ void add_policy(ui::Table& table, const plan::LayoutReport& report) {
   for (const plan::LayoutStage& stage : report.stages) {
     const plan::Memory& m = stage.memory;
     if (m.others == 0 && m.generating == 0) continue;
-    table.section(fmt::format("of which, on stage {}, with all sequences at full length",
-                              stage.stage_rank));
+    table.section(
+        fmt::format("of which, on stage {}, with all sequences at full length", stage.stage_rank));
     if (m.others > 0)
       table.row({"", bytes(m.others), "", "", "", "", "", "critic, and copy of the reference"});
     if (m.generating == 0) continue;
     table.row({"", bytes(m.caches), "", "", "", "", "", "states, keys and values of generation"});
-    table.row({"", bytes(m.generating), "", "", "", "", "", "all that is there while it generates"});
+    table.row(
+        {"", bytes(m.generating), "", "", "", "", "", "all that is there while it generates"});
   }
 }
 

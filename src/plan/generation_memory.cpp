@@ -26,7 +26,8 @@ double caches_of(const Step& step, const Generating& ranks, const auto& layers) 
     const models::LayerShape& layer = step.model.layers[static_cast<std::size_t>(i)];
     if (layer.attention) {
       // With more ranks along tp than heads each has one.
-      const double heads = std::max(1.0, as_double(layer.attention->num_key_value_heads) / ranks.tp);
+      const double heads =
+          std::max(1.0, as_double(layer.attention->num_key_value_heads) / ranks.tp);
       bytes += tokens * 2 * heads * as_double(layer.attention->head_dim) * step.element;
     }
     if (layer.gated_delta_net) {

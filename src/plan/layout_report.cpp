@@ -87,7 +87,8 @@ LayoutReport plan_layout(const config::RunConfig& config, const models::Config& 
   report.gathered_keys = gathered_keys_bytes(layout);
   const double device = hardware ? hardware->memory_gib * kGib : 0;
   for (std::int64_t rank = 0; rank < layout.stages.ranks; ++rank)
-    report.stages.push_back({rank, layers_of(layout.stages, rank), memory_of(layout, rank, device)});
+    report.stages.push_back(
+        {rank, layers_of(layout.stages, rank), memory_of(layout, rank, device)});
   report.has_policy = step.generation.has_value();
   if (report.has_policy && !step.generation->is_here) report.rollout = rollout_memory(step, device);
   if (layout.stages.ranks > 1) {

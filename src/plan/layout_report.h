@@ -43,7 +43,7 @@ struct LayoutReport {
   std::vector<LayoutStage> stages;
   bool has_policy = false;               ///< Of train.objective policy: a step is its update.
   std::optional<RolloutMemory> rollout;  ///< Of a rank that only generates.
-  std::vector<std::string> schedule;  ///< Empty without a pipeline.
+  std::vector<std::string> schedule;     ///< Empty without a pipeline.
   double bubble = 0;
   std::optional<Hardware> hardware;
   std::optional<StepTime> time;  ///< If the hardware is known.

@@ -53,8 +53,7 @@ class Searcher {
   void by_data(std::int64_t tp, std::int64_t pp, std::int64_t cp) {
     const std::int64_t data = world_ / tp / pp / cp;
     // A rank without a row of its own does nothing, and a segment needs tokens.
-    if (as_double(data) > step_.rows ||
-        static_cast<double>(2 * cp) > step_.micro_batch_tokens)
+    if (as_double(data) > step_.rows || static_cast<double>(2 * cp) > step_.micro_batch_tokens)
       return;
     const std::int64_t dp = config_.parallel.dp.value;
     const bool keeps_dp = dp > 0 && config_.is_set("parallel.dp");

@@ -161,8 +161,7 @@ void add_policy(Step& step, const config::RunConfig& config) {
       .capacity = as_double(config.data.max_length),
       .page = as_double(rollout.caches.kv_page),
       .kept_states = may_answer ? as_double(rollout.max_sequences) : kKeptStates,
-      .state_element =
-          rollout.caches.state_dtype == rollout::StateDtype::kBFloat16 ? 2 : step.wide,
+      .state_element = rollout.caches.state_dtype == rollout::StateDtype::kBFloat16 ? 2 : step.wide,
       .memory_fraction = asked > 0 ? asked : usual,
       .tp = as_double(rollout.tp),
       // Of another job the number of ranks is not known.

@@ -76,8 +76,7 @@ rollout::Engine& Generation::engine() {
     if (pins()) {
       // Sequences may have each of the versions that the bound admits, and one more is written.
       const std::int64_t sets = std::min(staleness_of(config_), kMostSets - 2) + 2;
-      slots_ =
-          std::make_unique<rollout::AdapterSlots>(model_, *model_.adapters, "policy", sets);
+      slots_ = std::make_unique<rollout::AdapterSlots>(model_, *model_.adapters, "policy", sets);
       publish_adapters();
     }
   }

@@ -160,8 +160,9 @@ TEST(Policy, RanksThatTrainAndGenerateHoldCachesToo) {
     return plan({"parallel.fsdp=4", gathers}, 4).stages.at(0).memory.generating;
   };
   const double weights = 2.0 * 0.75e9;
-  EXPECT_NEAR(generating("rollout.gather_weights=true") - generating("rollout.gather_weights=false"),
-              weights, 0.1e9);
+  EXPECT_NEAR(
+      generating("rollout.gather_weights=true") - generating("rollout.gather_weights=false"),
+      weights, 0.1e9);
 }
 
 TEST(Policy, CachesTakeTheirShareOfADeviceAtMost) {

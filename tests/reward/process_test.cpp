@@ -136,8 +136,9 @@ TEST(ProcessReward, AProgramThatNeverAnswersIsNotAskedForEver) {
   options.timeout_s = 0.2;
   options.start_timeout_s = 0.3;
   const auto reward = reward_of(options);
-  const std::string message =
-      testing::message_of([&] { reward->score(samples_of({"a", "b", "c", "d", "e", "f"})); });
+  const std::string message = testing::message_of([&] {
+    reward->score(samples_of({"a", "b", "c", "d", "e", "f"}));
+  });
   EXPECT_NE(message.find("'sleep' was started 3 times and never answered within 0.5 s"),
             std::string::npos)
       << message;

@@ -100,9 +100,8 @@ TEST_F(RlTest, StalenessIsBounded) {
 }
 
 TEST_F(RlTest, AStalenessWithoutEndDispatchesNoMoreThanCanRun) {
-  for (const char* more :
-       {"rl.update_mode=recompute", "rl.update_mode=wait", "rl.update_mode=keep",
-        "rl.update_mode=abort", "rl.deterministic=true", "train.method=lora"}) {
+  for (const char* more : {"rl.update_mode=recompute", "rl.update_mode=wait", "rl.update_mode=keep",
+                           "rl.update_mode=abort", "rl.deterministic=true", "train.method=lora"}) {
     const Words settings = {"rl.mode=async", "rl.max_staleness=1000000000000000", more};
     const Reports reports = train(run(std::string("endless-") + more, settings));
     ASSERT_EQ(reports.steps.size(), 5u) << more;
