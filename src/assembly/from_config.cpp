@@ -120,11 +120,26 @@ void require_layout(const config::RunConfig& config, std::int64_t world) {
   const auto require = [](const config::ParallelSection& parallel, std::int64_t ranks) {
     [[maybe_unused]] const comm::Mesh mesh(mesh_sizes(parallel, ranks), 0, ranks, parallel.ep);
   };
+  const auto ranks_of = [](const comm::Mesh::Sizes& sizes) {
+    std::int64_t product = 1;
+    for (const std::int64_t size : sizes) product *= size;
+    return product;
+  };
   const bool is_whole = part_of(config, world, 0).name.empty();
   const std::int64_t rollouts = only_generates(config) ? world
                                 : is_whole             ? 0
                                                        : config.rl.rollout_ranks;
-  if (world > rollouts) require(config.parallel, world - rollouts);
+  if (world > rollouts) {
+    const std::int64_t trainers = world - rollouts;
+    const std::int64_t wanted = ranks_of(mesh_sizes(config.parallel, trainers));
+    if (rollouts > 0 && wanted != trainers) {
+      throw_error<ConfigError>(
+          "parallel.* has {} ranks that train, and of the job's {} rl.rollout_ranks {} leave {}: "
+          "start it with heddle launch --nproc {}, or change parallel.*",
+          wanted, world, rollouts, trainers, wanted + rollouts);
+    }
+    require(config.parallel, trainers);
+  }
   if (rollouts > 0) require(rollout_layout(config).parallel, rollouts);
 }
 

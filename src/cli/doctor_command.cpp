@@ -19,6 +19,7 @@
 #include "cli/layout_table.h"
 #include "cli/names.h"
 #include "config/config.h"
+#include "config/objective.h"
 #include "device/device.h"
 #include "models/registry.h"
 #include "ops/kernel_document.h"
@@ -138,6 +139,19 @@ std::int64_t ranks_of(const config::ParallelSection& p, std::int64_t asked) {
   return asked > 0 ? asked : static_cast<std::int64_t>(product);
 }
 
+/// Ranks that train among all of a job's, which --ranks counts as `heddle launch --nproc` does.
+std::int64_t trainers_of(const config::RunConfig& config, std::int64_t ranks) {
+  const config::RlSection& rl = config.rl;
+  if (ranks == 0 || config::objective_of(config) != config::Objective::kPolicy ||
+      rl.rollout_ranks == 0 || rl.has_two_jobs())
+    return ranks;
+  if (rl.rollout_ranks >= ranks) {
+    throw_error<ConfigError>("--ranks: {} with rl.rollout_ranks {}: none is left to train", ranks,
+                             rl.rollout_ranks);
+  }
+  return ranks - rl.rollout_ranks;
+}
+
 Planned planned(const DoctorOptions& options) {
   // A plan reads no data: a file that has none yet is planned too.
   std::vector<std::string> settings = {"data.train=rows.jsonl"};
@@ -148,7 +162,7 @@ Planned planned(const DoctorOptions& options) {
                                assembly::usual_device()),
                   {},
                   0};
-  planned.ranks = ranks_of(planned.config.parallel, options.ranks);
+  planned.ranks = ranks_of(planned.config.parallel, trainers_of(planned.config, options.ranks));
   planned.model = shape_of(options, planned.config);
   return planned;
 }

@@ -24,8 +24,9 @@ std::string dimensions(const plan::Traffic& row) {
 
 void add_time(ui::Table& table, const plan::LayoutReport& report) {
   const plan::StepTime& time = *report.time;
-  table.section(fmt::format("a step on {}, predicted: {}, {} tokens/s", report.hardware->name,
-                            milliseconds(time.total),
+  table.section(fmt::format("{} on {}, predicted: {}, {} tokens/s",
+                            report.has_policy ? "the update of a step, at full length," : "a step",
+                            report.hardware->name, milliseconds(time.total),
                             text::format_count(report.tokens_per_step / time.total)));
   const auto row = [&](const char* what, double seconds) {
     if (seconds > 0) table.row({"", milliseconds(seconds), "", "", "", "", "", what});
@@ -38,6 +39,28 @@ void add_time(ui::Table& table, const plan::LayoutReport& report) {
   row("between kernels", time.idle);
   row("communication that nothing hides", time.communication());
   row("waiting for other stages", time.waiting);
+}
+
+/// Memory of reinforcement learning besides an update's.
+void add_policy(ui::Table& table, const plan::LayoutReport& report) {
+  if (report.rollout) {
+    const plan::RolloutMemory& m = *report.rollout;
+    table.section("memory of a rank that only generates, estimated, all sequences at full length");
+    table.row({"", bytes(m.weights), "", "", "", "", "", "weights"});
+    table.row({"", bytes(m.caches), "", "", "", "", "", "states, keys and values"});
+  }
+  for (const plan::LayoutStage& stage : report.stages) {
+    const plan::Memory& m = stage.memory;
+    if (m.others == 0 && m.generating == 0) continue;
+    table.section(
+        fmt::format("of which, on stage {}, with all sequences at full length", stage.stage_rank));
+    if (m.others > 0)
+      table.row({"", bytes(m.others), "", "", "", "", "", "critic, and copy of the reference"});
+    if (m.generating == 0) continue;
+    table.row({"", bytes(m.caches), "", "", "", "", "", "states, keys and values of generation"});
+    table.row(
+        {"", bytes(m.generating), "", "", "", "", "", "all that is there while it generates"});
+  }
 }
 
 }  // namespace
@@ -81,6 +104,7 @@ ui::Table layout_table(const plan::LayoutReport& report) {
     table.row({"", bytes(report.gathered_keys), "", "", "", "", "",
                "keys and values of all tokens, in one attention layer"});
   }
+  if (report.has_policy) add_policy(table, report);
   if (report.time) add_time(table, report);
   if (report.schedule.empty()) return table;
   table.section(fmt::format("pipeline: {:.0f} % of the time waiting; forward 0-9, backward a-z",
@@ -120,6 +144,14 @@ std::string layout_json(const plan::LayoutReport& report) {
                                     {"activations", m.activations},
                                     {"working", m.working},
                                     {"peak", m.peak}});
+    if (!report.has_policy) continue;
+    json["memory_bytes"].back()["critic_and_reference"] = m.others;
+    json["memory_bytes"].back()["caches"] = m.caches;
+    json["memory_bytes"].back()["generating"] = m.generating;
+  }
+  if (report.rollout) {
+    json["rollout_memory_bytes"] = {{"weights", report.rollout->weights},
+                                    {"caches", report.rollout->caches}};
   }
   if (report.time) {
     const plan::StepTime& t = *report.time;

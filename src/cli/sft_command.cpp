@@ -63,6 +63,15 @@ train::Summary train_as_rank(const std::string& name, const config::RunConfig& c
   });
 }
 
+/// The first rank's answer to the first signal: with rl a step may take minutes.
+const char* notice_of_stop(const config::RunConfig& config) {
+  const auto environment = comm::read_launch_environment();
+  if (environment && environment->rank > 0) return nullptr;
+  if (assembly::only_generates(config)) return nullptr;
+  return "\nstopping: this step is finished and saved first; a second signal ends the run at once, "
+         "and it goes on from its last checkpoint\n";
+}
+
 int run(const std::string& name, const std::vector<std::string>& arguments,
         std::vector<std::string> defaults, const Session& session) {
   const ConfigArguments split = split_config_arguments(arguments);
@@ -88,7 +97,7 @@ int run(const std::string& name, const std::vector<std::string>& arguments,
   });
   log::set_level(config.log.level);
   for (const std::string& sentence : config::unused_keys(config)) log::warning("{}", sentence);
-  StopRequest stop;
+  StopRequest stop(notice_of_stop(config));
   const char* const log_file = std::getenv(comm::kLogVariable);
   if (log_file != nullptr) log::add_file(log_file);
   const std::shared_ptr<comm::World> world = assembly::join_world(config);

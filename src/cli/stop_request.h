@@ -10,7 +10,9 @@ namespace heddle::cli {
 /// status 128 + N. One at a time in a process, as signals are.
 class StopRequest {
  public:
-  StopRequest();
+  /// The first signal writes `notice` to the standard error at once, unless it is null: what was
+  /// asked for may take a while. The text lives as long as the program.
+  explicit StopRequest(const char* notice = nullptr);
   /// Signals do again what they did before.
   ~StopRequest();
   StopRequest(const StopRequest&) = delete;

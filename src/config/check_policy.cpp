@@ -1,5 +1,6 @@
 #include "config/check_policy.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -10,6 +11,9 @@
 
 namespace heddle::config {
 namespace {
+
+/// Completions of a batch at most: all are in memory until its last step.
+constexpr double kMostCompletions = 1 << 24;
 
 class PolicyChecker {
  public:
@@ -31,6 +35,18 @@ class PolicyChecker {
     for (const std::string& stop : c_.rollout.stop) {
       if (stop.empty())
         fail("rollout.stop", "an empty text ends nothing: expected at least a byte");
+    }
+    // In double: an integer may not hold it.
+    const double completions = static_cast<double>(rl.groups_per_step) *
+                               static_cast<double>(rl.sync_every) *
+                               static_cast<double>(rl.samples_per_group);
+    if (completions > kMostCompletions) {
+      fail(largest_factor(),
+           fmt::format("rl.groups_per_step {} x rl.sync_every {} x rl.samples_per_group {} are "
+                       "{:.3g} completions of a batch, which are in memory until its last step: "
+                       "expected at most {:.0f}",
+                       rl.groups_per_step, rl.sync_every, rl.samples_per_group, completions,
+                       kMostCompletions));
     }
     const int sources = !rl.reward.verifiers.empty() + !rl.reward.command.empty() +
                         !rl.reward.url.empty() + !rl.reward.environment.empty();
@@ -204,6 +220,14 @@ class PolicyChecker {
   }
 
  private:
+  /// Key that makes a batch large.
+  const char* largest_factor() const {
+    const RlSection& rl = c_.rl;
+    if (rl.groups_per_step >= std::max(rl.sync_every, rl.samples_per_group))
+      return "rl.groups_per_step";
+    return rl.sync_every >= rl.samples_per_group ? "rl.sync_every" : "rl.samples_per_group";
+  }
+
   [[noreturn]] void fail(const std::string& key, const std::string& message) const {
     refuse(c_, source_, key, message);
   }

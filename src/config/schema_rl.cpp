@@ -184,7 +184,7 @@ Section critic_section() {
            "first steps, over which its learning rate rises", {.range = at_least(0)})
       .key("clip_norm", &RlCritic::clip_norm, "largest norm of its gradient; 0: not clipped",
            {.range = at_least(0)})
-      .key("updates", &RlCritic::updates, "on the tokens of each step", {.range = at_least(1)})
+      .key("updates", &RlCritic::updates, "on the tokens of each step", {.range = within(1, 1000)})
       .key("clip", &RlCritic::clip,
            "change of a value over the updates of a step after which it is not pushed further; 0: "
            "any",
@@ -205,7 +205,7 @@ Section reward_section() {
       .key("environment", &RlReward::environment,
            "program and arguments that play episodes: JSON lines of resets and steps in, of "
            "observations and rewards out")
-      .key("workers", &RlReward::workers, "processes of the program", {.range = at_least(1)})
+      .key("workers", &RlReward::workers, "processes of the program", {.range = within(1, 4096)})
       .key("url", &RlReward::url, "a server that gets lists of samples",
            {.secret = Secret::kPassword})
       .key("token", &RlReward::token, "bearer token for it", {.secret = Secret::kWhole})
@@ -221,7 +221,7 @@ Section reward_section() {
       .key("batch", &RlReward::batch, "samples in a request to the server at most",
            {.range = at_least(1)})
       .key("concurrency", &RlReward::concurrency, "requests to the server at once",
-           {.range = at_least(1)})
+           {.range = within(1, 4096)})
       .key("retries", &RlReward::retries,
            "after status 429, 5xx or a broken connection the server is asked again so often",
            {.range = at_least(0)})

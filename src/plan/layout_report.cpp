@@ -4,12 +4,15 @@
 
 #include <algorithm>
 
+#include "plan/generation_memory.h"
 #include "train/idle_ranks.h"
 
 namespace heddle::plan {
 namespace {
 
 using comm::Dim;
+
+constexpr double kGib = 1u << 30;
 
 std::vector<LayoutGroup> groups_of(const comm::Mesh& mesh) {
   std::vector<LayoutGroup> groups;
@@ -48,8 +51,8 @@ parallel::Recompute predicted_recompute(const Step& step, const config::RunConfi
     const StepOnRanks layout(step, fixed, world);
     double peak = 0;
     for (std::int64_t rank = 0; rank < layout.stages.ranks; ++rank)
-      peak = std::max(peak, memory_of(layout, rank).peak);
-    if (peak <= kUsableMemory * memory_gib * (1u << 30)) return policy;
+      peak = std::max(peak, memory_of(layout, rank, memory_gib * kGib).peak);
+    if (peak <= kUsableMemory * memory_gib * kGib) return policy;
   }
   return parallel::Recompute::kFull;
 }
@@ -75,14 +78,19 @@ LayoutReport plan_layout(const config::RunConfig& config, const models::Config& 
   report.mesh = layout.mesh.describe();
   report.groups = groups_of(layout.mesh);
   report.micro_batches = layout.micro_batches;
-  report.idle = train::idle_ranks(layout.mesh, {.global_batch_size = config.train.global_batch_size,
-                                                .micro_batches = layout.micro_batches});
+  train::StepRows rows = train::rows_of_step(config);
+  rows.micro_batches = layout.micro_batches;
+  report.idle = train::idle_ranks(layout.mesh, rows);
   report.tokens_per_step = layout.tokens * layout.size(Dim::kCp) * layout.micro_batches *
                            static_cast<double>(layout.mesh.data_size());
   report.traffic = traffic_of(layout);
   report.gathered_keys = gathered_keys_bytes(layout);
+  const double device = hardware ? hardware->memory_gib * kGib : 0;
   for (std::int64_t rank = 0; rank < layout.stages.ranks; ++rank)
-    report.stages.push_back({rank, layers_of(layout.stages, rank), memory_of(layout, rank)});
+    report.stages.push_back(
+        {rank, layers_of(layout.stages, rank), memory_of(layout, rank, device)});
+  report.has_policy = step.generation.has_value();
+  if (report.has_policy && !step.generation->is_here) report.rollout = rollout_memory(step, device);
   if (layout.stages.ranks > 1) {
     const parallel::PipelineSchedule schedule(layout.stages.ranks, layout.stages.chunks,
                                               static_cast<std::int64_t>(layout.micro_batches));

@@ -41,7 +41,9 @@ struct LayoutReport {
   std::vector<Traffic> traffic;
   double gathered_keys = 0;  ///< Bytes, of one attention layer: see gathered_keys_bytes.
   std::vector<LayoutStage> stages;
-  std::vector<std::string> schedule;  ///< Empty without a pipeline.
+  bool has_policy = false;               ///< Of train.objective policy: a step is its update.
+  std::optional<RolloutMemory> rollout;  ///< Of a rank that only generates.
+  std::vector<std::string> schedule;     ///< Empty without a pipeline.
   double bubble = 0;
   std::optional<Hardware> hardware;
   std::optional<StepTime> time;  ///< If the hardware is known.

@@ -7,6 +7,7 @@
 #include "base/errors.h"
 #include "base/text.h"
 #include "models/flops.h"
+#include "train/idle_ranks.h"
 
 namespace heddle::plan {
 namespace {
@@ -52,8 +53,7 @@ class Searcher {
   void by_data(std::int64_t tp, std::int64_t pp, std::int64_t cp) {
     const std::int64_t data = world_ / tp / pp / cp;
     // A rank without a row of its own does nothing, and a segment needs tokens.
-    if (data > config_.train.global_batch_size ||
-        static_cast<double>(2 * cp) > step_.micro_batch_tokens)
+    if (as_double(data) > step_.rows || static_cast<double>(2 * cp) > step_.micro_batch_tokens)
       return;
     const std::int64_t dp = config_.parallel.dp.value;
     const bool keeps_dp = dp > 0 && config_.is_set("parallel.dp");
@@ -97,11 +97,12 @@ class Searcher {
   void consider(const StepOnRanks& layout, const config::RunConfig& config) {
     ++search_.considered;
     Proposal proposal;
+    const double device = hardware_.memory_gib * (1u << 30);
     for (std::int64_t rank = 0; rank < layout.stages.ranks; ++rank)
-      proposal.peak_bytes = std::max(proposal.peak_bytes, memory_of(layout, rank).peak);
+      proposal.peak_bytes = std::max(proposal.peak_bytes, memory_of(layout, rank, device).peak);
     const std::vector<Traffic> traffic = traffic_of(layout);
     proposal.time = time_of(layout, traffic, hardware_);
-    const bool fits = proposal.peak_bytes <= kUsableMemory * hardware_.memory_gib * (1u << 30);
+    const bool fits = proposal.peak_bytes <= kUsableMemory * device;
     if (!fits && !search_.best.empty()) return;
     proposal.tokens_per_s = step_.rows * step_.length / proposal.time.total;
     const double flops =
@@ -192,15 +193,17 @@ Search search_layouts(const config::RunConfig& config, const models::Config& mod
                       std::int64_t world, const Hardware& hardware, std::size_t count) {
   Search search = Searcher(config, model, world, hardware, count).run();
   if (search.considered == 0) {
+    const train::StepRows rows = train::rows_of_step(config);
     std::vector<std::string> set;
     for (const auto& [key, origin] : config.origins) {
       if (key.starts_with("parallel.") || key == "train.recompute") set.push_back(key);
     }
     throw_error<ConfigError>(
         "no layout of {} ranks on {} with {} a host has work for all of them{}: change the number "
-        "of ranks, or raise train.global_batch_size ({} rows now)",
+        "of ranks, or raise {} ({} rows now)",
         world, hardware.name, hardware.gpus_per_host,
-        set.empty() ? "" : " and keeps " + text::join(set, ", "), config.train.global_batch_size);
+        set.empty() ? "" : " and keeps " + text::join(set, ", "), rows.keys,
+        rows.global_batch_size);
   }
   if (search.best.empty()) search.otherwise = fitting_otherwise(config, model, world, hardware);
   return search;

@@ -7,6 +7,7 @@
 #include "ops/moe/expert_parallel.h"
 #include "parallel/layout.h"
 #include "parallel/sharding.h"
+#include "plan/generation_memory.h"
 #include "train/describe.h"
 
 namespace heddle::plan {
@@ -184,7 +185,7 @@ double gathered_keys_bytes(const StepOnRanks& layout) {
          layout.step->element;
 }
 
-Memory memory_of(const StepOnRanks& layout, std::int64_t stage_rank) {
+Memory memory_of(const StepOnRanks& layout, std::int64_t stage_rank, double device) {
   const Step& step = *layout.step;
   const Held held = held_by(layout, stage_rank);
   const double shards = layout.shards(), replicas = layout.size(Dim::kDp);
@@ -221,6 +222,12 @@ Memory memory_of(const StepOnRanks& layout, std::int64_t stage_rank) {
                                                         : memory.gradients;
   memory.peak =
       resident + std::max(memory.activations + before + memory.working, memory.gradients + block);
+  if (step.generation) {
+    const double between = step.element * (held.dense / shards + held.experts / expert_shards +
+                                           held.tables / table_shards);
+    const Owned parts = {.weights = between, .trained = owned};
+    add_generation(layout, stage_rank, parts, device, memory);
+  }
   return memory;
 }
 

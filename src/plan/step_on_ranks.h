@@ -71,9 +71,18 @@ struct Memory {
   double optimizer = 0;
   double activations = 0;  ///< Of all micro-batches in flight.
   double working = 0;      ///< Logits of the head, or temporaries of the widest block.
+  double others = 0;       ///< Critic and reference of reinforcement learning.
+  double caches = 0;       ///< Of the generation on the same ranks, as far as there is memory.
+  double generating = 0;   ///< While they generate: weights, caches, what stays of the trainer's.
   double peak = 0;  ///< At the worst moment of a step; not all of the above are there at once.
 };
-Memory memory_of(const StepOnRanks& layout, std::int64_t stage_rank);
+/// `memory`: of a device, bytes, of which rollout.memory_fraction is a share; 0: not known.
+Memory memory_of(const StepOnRanks& layout, std::int64_t stage_rank, double memory = 0);
+
+/// Memory of a rank that only generates, bytes.
+struct RolloutMemory {
+  double weights = 0, caches = 0;
+};
 
 /// Keys and values of all tokens of a micro-batch in one attention layer, bytes: what each rank
 /// along cp gathers with state passing. 0 where nothing is.

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 
+#include "config/objective.h"
 #include "models/model.h"
 #include "ops/optimizer_step/eight_bit.h"
 #include "runtime/context.h"
+#include "train/idle_ranks.h"
 
 namespace heddle::plan {
 namespace {
@@ -130,6 +132,42 @@ double state_bytes(config::StateDtype dtype, const Step& step) {
   return 0;
 }
 
+/// Slots besides those of sequences, of an engine for requests without turns
+/// (rollout::EngineOptions).
+constexpr double kKeptStates = 4;
+/// Shares of the free memory that caches take where rollout.memory_fraction is 0.
+constexpr double kFractionBesideTraining = 0.5, kFractionAlone = 0.9;
+
+void add_policy(Step& step, const config::RunConfig& config) {
+  const config::RlSection& rl = config.rl;
+  const config::RolloutSection& rollout = config.rollout;
+  step.has_critic = rl.has_critic();
+  const config::RlReference& reference = rl.reference;
+  step.has_kept_reference = reference.follows();
+  // With LoRA the base model is there.
+  const bool is_base_model = step.is_lora && config.adapter.modules_to_save.empty();
+  step.has_frozen_reference = reference.kl_coef > 0 && !reference.follows() && !is_base_model;
+  // Completions that may be answered keep their states. Those of tasks are not known here.
+  const bool may_answer = rl.reward.verifiers.empty();
+  const bool is_here = !rl.is_disaggregated();
+  const double usual = is_here ? kFractionBesideTraining : kFractionAlone;
+  const double asked = rollout.caches.memory_fraction;
+  step.generation = {
+      .is_here = is_here,
+      .gathers_weights = rollout.gather_weights,
+      .merges_adapter = rollout.merge_adapter,
+      .releases_caches = rollout.release_memory,
+      .sequences = as_double(rollout.max_sequences),
+      .capacity = as_double(config.data.max_length),
+      .page = as_double(rollout.caches.kv_page),
+      .kept_states = may_answer ? as_double(rollout.max_sequences) : kKeptStates,
+      .state_element = rollout.caches.state_dtype == rollout::StateDtype::kBFloat16 ? 2 : step.wide,
+      .memory_fraction = asked > 0 ? asked : usual,
+      .tp = as_double(rollout.tp),
+      // Of another job the number of ranks is not known.
+      .replicas = std::max(1.0, as_double(rl.rollout_ranks / rollout.tp))};
+}
+
 }  // namespace
 
 Step describe_step(const config::RunConfig& config, const Config& model) {
@@ -139,7 +177,7 @@ Step describe_step(const config::RunConfig& config, const Config& model) {
   step.is_lora = config.train.method == config::Method::kLora;
   count_parameters(step, step.is_lora ? as_double(config.adapter.rank) : 0);
   step.length = as_double(config.data.max_length);
-  step.rows = as_double(config.train.global_batch_size);
+  step.rows = as_double(train::rows_of_step(config).global_batch_size);
   step.micro_batch_tokens =
       as_double(std::max(config.train.micro_batch_tokens, config.data.max_length));
   const auto type =
@@ -150,6 +188,7 @@ Step describe_step(const config::RunConfig& config, const Config& model) {
   step.state = state_bytes(config.optim.state_dtype, step);
   step.offloads_state = config.optim.offload;
   step.offloads_inputs = config.train.offload_activations;
+  if (config::objective_of(config) == config::Objective::kPolicy) add_policy(step, config);
   return step;
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "config/run_config.h"
@@ -40,6 +41,20 @@ struct ParameterCount {
   double dense(double tp) const { return divided / tp + replicated; }
 };
 
+/// Memory that reinforcement learning takes besides a step's.
+struct Generation {
+  bool is_here = false;           ///< The ranks that train generate, too.
+  bool gathers_weights = false;   ///< Whole on each rank while it generates.
+  bool merges_adapter = false;    ///< A second copy of the adapted matrices meanwhile.
+  bool releases_caches = false;   ///< Before a batch is trained on.
+  double sequences = 0;           ///< At the same time, on all data ranks.
+  double capacity = 0, page = 1;  ///< Tokens of a sequence and of a page.
+  double kept_states = 0;         ///< Of each data rank, besides those of sequences.
+  double state_element = 4;       ///< Bytes of a recurrent state's element.
+  double memory_fraction = 0;     ///< Of the free memory, at most.
+  double tp = 1, replicas = 1;    ///< Of ranks that only generate.
+};
+
 /// One optimizer step of a run, whatever the layout.
 struct Step {
   models::Config model;
@@ -52,6 +67,9 @@ struct Step {
   double element = 2, wide = 4, gradient = 4;            ///< Bytes.
   double state = 12;                                     ///< Bytes of the optimizer for an element.
   bool offloads_state = false, offloads_inputs = false;  ///< Apply to recomputed blocks.
+  std::optional<Generation> generation;                  ///< Of train.objective policy.
+  bool has_critic = false, has_frozen_reference = false;
+  bool has_kept_reference = false;  ///< A copy of what is trained, divided as its owners.
 
   double vocabulary_elements() const {
     return static_cast<double>(model.vocab_size * model.hidden_size);

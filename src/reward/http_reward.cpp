@@ -237,8 +237,9 @@ class HttpReward final : public Reward {
       if (id == answer.end()) return fail(batch, "a score without 'id': " + json::shown(answer));
       const auto place = places.find(id->is_string() ? id->get<std::string>() : id->dump());
       if (place == places.end())
-        return fail(batch, "a score of an unknown id: " + json::shown(answer));
+        return fail(batch, "a score of an unknown id, or a second one: " + json::shown(answer));
       scores_[place->second] = from_wire(answer);
+      places.erase(place);
     }
   }
 

@@ -20,6 +20,12 @@
 #include "reward/worker.h"
 
 namespace heddle::reward {
+namespace {
+
+/// So many workers in a row that never answer, and none that ever did: it is the program.
+constexpr int kMostSilent = 3;
+
+}  // namespace
 
 /// A thread that lives as long as the pool: the system ends a worker with the thread that started
 /// it, and a write to a worker that has ended must not end the program.
@@ -110,6 +116,7 @@ class WorkerPool::Loop {
       hand_out();
       wait();
       for (std::size_t number = 0; number < seats_.size(); ++number) serve(number);
+      require_sound();
     }
     std::vector<Answer> found;
     for (Item& item : items_) found.push_back(std::move(item.answer));
@@ -144,8 +151,7 @@ class WorkerPool::Loop {
       Json body = {{"id", seat.id}};
       body.update(items_[seat.item].request->body);
       seat.worker->send(wire_text(body));
-      seat.deadline = Clock::now() + seconds(options_.timeout_s +
-                                             (seat.has_answered ? 0 : options_.start_timeout_s));
+      seat.deadline = Clock::now() + seconds(limit_of(seat));
       ++items_[seat.item].tries;
     }
   }
@@ -178,8 +184,28 @@ class WorkerPool::Loop {
     if (seat.worker->is_gone()) {
       fail(seat, "ended");
     } else if (!seat.id.empty() && Clock::now() >= seat.deadline) {
-      fail(seat, fmt::format("gave no answer within {} s", options_.timeout_s));
+      if (!seat.has_answered) ++silent_;
+      fail(seat, fmt::format("gave no answer within {} s{}", limit_of(seat), said_of_start(seat)));
     }
+  }
+
+  double limit_of(const Seat& seat) const {
+    return options_.timeout_s + (seat.has_answered ? 0 : options_.start_timeout_s);
+  }
+  std::string said_of_start(const Seat& seat) const {
+    if (seat.has_answered) return " (rl.reward.timeout_s)";
+    return fmt::format(" (rl.reward.timeout_s {}, and {} for its first answer)", options_.timeout_s,
+                       options_.start_timeout_s);
+  }
+
+  /// Else each completion would be waited for twice as long.
+  void require_sound() const {
+    if (has_ever_answered_ || silent_ < kMostSilent || options_.failed) return;
+    throw_error<Error>(
+        "{}: '{}' was started {} times and never answered within {} s; try it by hand: it reads "
+        "one JSON object a line and writes one a line, flushed (docs/rewards.md)",
+        options_.key, text::shown(options_.command.front()), silent_,
+        options_.timeout_s + options_.start_timeout_s);
   }
 
   /// False for a line that is no answer; `why` says what the parser found wrong.
@@ -197,7 +223,7 @@ class WorkerPool::Loop {
                                                                : id->dump() == seat.id);
     if (!is_ours) return false;
     seat.id.clear();
-    seat.has_answered = true;
+    seat.has_answered = has_ever_answered_ = true;
     finish(seat.item, {std::move(value), {}});
     return true;
   }
@@ -229,6 +255,8 @@ class WorkerPool::Loop {
   std::vector<Item> items_;
   std::deque<std::size_t> waiting_;
   std::size_t unanswered_ = 0;
+  bool has_ever_answered_ = false;
+  int silent_ = 0;  ///< Workers that were ended because their first answer did not come.
   std::uint64_t last_id_ = 0;
 };
 

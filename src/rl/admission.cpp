@@ -1,6 +1,7 @@
 #include "rl/admission.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "base/errors.h"
@@ -19,23 +20,22 @@ Admission::Admission(AdmissionOptions options) : options_(options) {
 
 void Admission::rebase(std::int64_t version) {
   groups_.clear();
+  running_ = 0;
   version_ = version;
   is_cut_ = false;
 }
 
-std::int64_t Admission::running() const {
-  return std::count_if(groups_.begin(), groups_.end(),
-                       [](const auto& entry) { return !entry.second.is_finished; });
-}
-
-std::int64_t Admission::queued() const {
-  return static_cast<std::int64_t>(groups_.size()) - running();
+void Admission::erase(std::int64_t cursor) {
+  const auto found = groups_.find(cursor);
+  running_ -= !found->second.is_finished;
+  groups_.erase(found);
 }
 
 std::int64_t Admission::room() const {
   // Batches and not groups are counted: they may be smaller or larger than groups_per_batch, and
   // the next one can always be filled.
-  const std::int64_t batches = options_.max_staleness + (is_cut_ ? 0 : 1);
+  const std::int64_t most = std::numeric_limits<std::int64_t>::max() / options_.groups_per_batch;
+  const std::int64_t batches = std::min(options_.max_staleness + (is_cut_ ? 0 : 1), most);
   return std::max<std::int64_t>(
       0, batches * options_.groups_per_batch - static_cast<std::int64_t>(groups_.size()));
 }
@@ -53,13 +53,14 @@ void Admission::start(std::int64_t cursor, std::int64_t version) {
   }
   if (!groups_.emplace(cursor, Group{version, false}).second)
     throw_error<InternalError>("group {} starts twice", cursor);
+  ++running_;
 }
 
 bool Admission::finish(std::int64_t cursor, std::int64_t oldest_version) {
   const auto found = groups_.find(cursor);
   if (found == groups_.end() || found->second.is_finished)
     throw_error<InternalError>("group {} finishes and does not run", cursor);
-  groups_.erase(found);
+  erase(cursor);
   return restore(cursor, oldest_version);
 }
 
@@ -71,8 +72,9 @@ bool Admission::restore(std::int64_t cursor, std::int64_t oldest_version) {
 }
 
 void Admission::forget(std::int64_t cursor) {
-  if (groups_.erase(cursor) == 0)
+  if (!groups_.contains(cursor))
     throw_error<InternalError>("group {} is neither running nor queued", cursor);
+  erase(cursor);
 }
 
 std::optional<Admission::Batch> Admission::cut(bool no_more) {
@@ -106,11 +108,11 @@ std::optional<Admission::Batch> Admission::cut(bool no_more) {
   Batch batch;
   for (std::int64_t k = 0; k < size; ++k) {
     batch.cursors.push_back(finished[static_cast<std::size_t>(k)].second);
-    groups_.erase(batch.cursors.back());
+    erase(batch.cursors.back());
   }
   if (options_.policy == StalePolicy::kDrop) {
     batch.dropped = std::move(expiring);
-    for (const std::int64_t cursor : batch.dropped) groups_.erase(cursor);
+    for (const std::int64_t cursor : batch.dropped) erase(cursor);
   }
   is_cut_ = true;
   return batch;
@@ -121,7 +123,7 @@ std::vector<std::int64_t> Admission::publish() {
   for (const auto& [cursor, group] : groups_) {
     if (expires(group)) too_old.push_back(cursor);
   }
-  for (const std::int64_t cursor : too_old) groups_.erase(cursor);
+  for (const std::int64_t cursor : too_old) erase(cursor);
   ++version_;
   is_cut_ = false;
   return too_old;

@@ -63,8 +63,8 @@ class Admission {
   std::vector<std::int64_t> publish();
 
   std::int64_t version() const { return version_; }
-  std::int64_t running() const;
-  std::int64_t queued() const;
+  std::int64_t running() const { return running_; }
+  std::int64_t queued() const { return static_cast<std::int64_t>(groups_.size()) - running_; }
 
  private:
   struct Group {
@@ -76,10 +76,14 @@ class Admission {
     return group.version + options_.max_staleness <= version_;
   }
 
+  /// It runs or is queued.
+  void erase(std::int64_t cursor);
+
   AdmissionOptions options_;
   std::int64_t version_ = 0;
   bool is_cut_ = false;  ///< The batch of version_.
   std::map<std::int64_t, Group> groups_;
+  std::int64_t running_ = 0;  ///< Groups that are not finished.
 };
 
 }  // namespace heddle::rl

@@ -15,8 +15,15 @@
 namespace heddle::rl {
 namespace {
 
-AdmissionOptions admission_options(const config::RlSection& rl) {
-  return {.max_staleness = rl.staleness(),
+/// Versions that a token may be old; a run of so many steps has no older ones.
+std::int64_t staleness_of(const config::RunConfig& config) {
+  const std::int64_t staleness = config.rl.staleness(), steps = config.train.max_steps;
+  return steps > 0 ? std::min(staleness, steps) : staleness;
+}
+
+AdmissionOptions admission_options(const config::RunConfig& config) {
+  const config::RlSection& rl = config.rl;
+  return {.max_staleness = staleness_of(config),
           .groups_per_batch = rl.groups_per_batch(),
           .max_inflight = rl.mode == config::RlMode::kAsync ? rl.max_inflight_groups : 0,
           .policy = rl.stale_policy,
@@ -28,6 +35,9 @@ AdmissionOptions admission_options(const config::RlSection& rl) {
 constexpr std::int64_t kPassesPerLook = 8;
 /// So many prompts in a row without a reward, or a batch of them, end the run.
 constexpr std::int64_t kMostFailures = 8;
+/// Versions of a pinned adapter in memory at most: an update waits for the end of the oldest one's
+/// completions where more would be needed.
+constexpr std::int64_t kMostSets = 16;
 
 /// Epochs have an end, a number of steps takes what it needs.
 std::int64_t end_of(const config::RunConfig& config, const Prompts& prompts) {
@@ -45,7 +55,7 @@ Generation::Generation(const config::RunConfig& config, assembly::ModelOnRanks& 
       prompts_(prompts),
       end_(end_of(config, prompts)),
       judge_(config, *tokenizer_, config.rl.deterministic, model.context.mesh.world_group()),
-      admission_(admission_options(config.rl)),
+      admission_(admission_options(config)),
       stop_ids_(rollout::end_tokens(*tokenizer_, model.source.get())) {}
 
 rollout::Engine& Generation::engine() {
@@ -65,8 +75,8 @@ rollout::Engine& Generation::engine() {
     engine_->weights_changed(version());
     if (pins()) {
       // Sequences may have each of the versions that the bound admits, and one more is written.
-      slots_ = std::make_unique<rollout::AdapterSlots>(model_, *model_.adapters, "policy",
-                                                       config_.rl.staleness() + 2);
+      const std::int64_t sets = std::min(staleness_of(config_), kMostSets - 2) + 2;
+      slots_ = std::make_unique<rollout::AdapterSlots>(model_, *model_.adapters, "policy", sets);
       publish_adapters();
     }
   }
@@ -120,7 +130,7 @@ std::optional<Batch> Generation::try_next() {
   const auto now = std::chrono::steady_clock::now();
   batch.counts.running = admission_.running();
   batch.counts.queued = admission_.queued();
-  batch.counts.capacity = admission_.room();
+  if (config_.rl.max_inflight_groups > 0) batch.counts.capacity = admission_.room();
   batch.counts.elapsed_s = std::chrono::duration<double>(now - last_batch_).count();
   last_batch_ = now;
   if (cut) {
@@ -200,7 +210,7 @@ void Generation::weights_changed() {
 
 void Generation::dispatch() {
   const Timed timed(news_.counts.seconds);
-  while (admission_.capacity() > 0) {
+  while (admission_.capacity() > 0 && has_use_for_more()) {
     if (!again_.empty()) {
       const auto [cursor, attempt] = *again_.begin();
       again_.erase(again_.begin());
@@ -211,6 +221,17 @@ void Generation::dispatch() {
       return;
     }
   }
+}
+
+bool Generation::has_use_for_more() const {
+  if (admission_.running() < config_.rl.groups_per_batch()) return true;
+  // As many as can run at a time wait already: further ones would only grow old, or take memory
+  // where rl.max_staleness sets no bound to speak of.
+  std::int64_t waiting = engine_ ? engine_->queued().first : 0;
+  if (judge_.has_episodes()) {
+    for (const auto& [cursor, running] : running_) waiting += running.opening;
+  }
+  return waiting < config_.rollout.max_sequences;
 }
 
 std::uint64_t Generation::stream_of(const Group& group) const {

@@ -75,6 +75,8 @@ class Generation : public GroupSource {
   /// Requests that start from now on have the adapters as they are; pinned ones keep theirs.
   void publish_adapters();
   void dispatch();
+  /// More groups than run now would not wait for nothing.
+  bool has_use_for_more() const;
   void start(std::int64_t cursor, std::int64_t attempt);
   /// One pass of the engine, and what follows from the sequences that ended.
   void pass();

@@ -47,8 +47,11 @@ Place Place::from_text(const std::string& text, const std::string& what) {
   try {
     return {comm::parse_endpoint(value.at("endpoint").get<std::string>(), what),
             value.at("secret").get<std::string>()};
-  } catch (const nlohmann::json::exception& error) {
-    throw_error<ConfigError>("{}: {}", what, error.what());
+  } catch (const nlohmann::json::exception&) {
+    throw_error<ConfigError>(
+        "{}: expected an object with the texts 'endpoint' and 'secret', as the trainer writes it; "
+        "copy it anew from the trainer's train.output_dir",
+        what);
   }
 }
 

@@ -149,7 +149,11 @@ std::string Steps::summary() const {
 std::optional<data::Step> Steps::next() {
   if (done_ >= info_.total_steps) return std::nullopt;
   // A run that begins anew has nothing in its ledger.
-  if (is_first_rank() && !ledger_) ledger_ = std::make_unique<Ledger>(ledger_file(config_), 0);
+  if (is_first_rank() && !ledger_) {
+    // Nothing of an earlier run of this folder that had no checkpoint.
+    log_.keep_up_to(0);
+    ledger_ = std::make_unique<Ledger>(ledger_file(config_), 0);
+  }
   times_ = {};
   if (updates_ == updates_of_batch_ && !begin_batch()) return std::nullopt;
   const comm::Mesh& mesh = setup_.placed.context.mesh;

@@ -109,6 +109,8 @@ RequestId Engine::submit(Request request) {
   check(request);
   const RequestId first = next_id_;
   if (expert_width(placed_.model->config()) == 0) request.return_experts = false;
+  // More are all of them, and tables have as many columns.
+  request.sampling.top_k = std::min(request.sampling.top_k, placed_.model->config().vocab_size);
   const auto shared = std::make_shared<const Request>(std::move(request));
   for (std::int64_t i = 0; i < shared->samples; ++i) {
     auto sequence = std::make_unique<Sequence>(

@@ -34,6 +34,18 @@ TEST(StopRequest, TheFirstSignalOnlyAsks) {
   }
 }
 
+TEST(StopRequest, TheFirstSignalIsAnsweredAtOnce) {
+  ::testing::internal::CaptureStderr();
+  const int status = child_status([] {
+    const StopRequest stop("stopping\n");
+    raise(SIGTERM);
+    raise(SIGINT);
+    return 0;
+  });
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "stopping\n");
+  EXPECT_EQ(WEXITSTATUS(status), 128 + SIGINT);
+}
+
 TEST(StopRequest, TheSecondSignalEndsTheProcessWith128PlusN) {
   const int status = child_status([] {
     const StopRequest stop;

@@ -78,6 +78,18 @@ INSTANTIATE_TEST_SUITE_P(
             {"rl.algorithm.advantage=gae", "rl.samples_per_group=1", "rl.dynamic_sampling=true"},
             "command line: rl.dynamic_sampling: replaces groups whose rewards are all equal, "
             "and with rl.samples_per_group 1 all are: expected false, or 2 or more samples"},
+        BadConfig{
+            "ABatchThatNoMemoryHolds",
+            after_good("train: {objective: policy}\nrl: {reward: {verifiers: {exact: 1}}}\n"),
+            {"rl.sync_every=1000000000000000"},
+            "command line: rl.sync_every: rl.groups_per_step 32 x rl.sync_every 1000000000000000 x "
+            "rl.samples_per_group 8 are 2.56e+17 completions of a batch, which are in memory until "
+            "its last step: expected at most 16777216"},
+        BadConfig{"MoreProcessesThanAMachineHas",
+                  after_good(""),
+                  {"rl.reward.workers=1000000000"},
+                  "command line: rl.reward.workers: expected an integer in [1, 4096], found "
+                  "'1000000000'"},
         BadConfig{"DropoutThatGenerationHasNot",
                   after_good("train: {objective: policy}\nrl: {reward: {verifiers: {exact: 1}}}\n"),
                   {"train.method=lora", "adapter.dropout=0.1"},

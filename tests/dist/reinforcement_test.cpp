@@ -316,6 +316,10 @@ TEST_F(ReinforcementTest, WrongNumbersOfRanksAreRefused) {
   EXPECT_EQ(train("few", 2, {"rl.rollout_ranks=1", "rl.trainer_ranks=2"}), 2);
   EXPECT_NE(runs_.printed("few").find("the job needs 3 ranks and has 2"), std::string::npos)
       << runs_.printed("few");
+  EXPECT_EQ(train("layout", 2, {"rl.rollout_ranks=1", "parallel.fsdp=2"}), 2);
+  EXPECT_NE(runs_.printed("layout").find("start it with heddle launch --nproc 3"),
+            std::string::npos)
+      << runs_.printed("layout");
 }
 
 TEST_F(ReinforcementTest, AnErrorBeforeTheyMeetEndsTheOtherSide) {

@@ -117,6 +117,106 @@ TEST(Planner, TheNetworkIsSlowerThanTheHost) {
   EXPECT_GT(plan_layout(config, model, 4, hardware).time->total, 1.2 * inside);
 }
 
+config::RunConfig policy_config(std::vector<std::string> settings) {
+  settings.insert(settings.begin(),
+                  {"train.objective=policy", "rl.reward.verifiers.exact=1", "rl.groups_per_step=16",
+                   "rl.samples_per_group=8", "train.recompute=full", "rollout.max_sequences=64"});
+  return run_config(settings);
+}
+
+TEST(Policy, AStepHasTheCompletionsOfItsGroups) {
+  const auto model = models::preset("qwen3.5-0.8b");
+  const auto plan = [&](std::vector<std::string> settings) {
+    return plan_layout(policy_config(std::move(settings)), model, 1, find_hardware("h200"));
+  };
+  const LayoutReport usual = plan({});
+  EXPECT_EQ(usual.tokens_per_step, 16 * 8 * 4096);
+  EXPECT_EQ(plan({"train.global_batch_size=3"}).tokens_per_step, usual.tokens_per_step);
+  EXPECT_EQ(plan({"rl.samples_per_group=4"}).tokens_per_step, usual.tokens_per_step / 2);
+  const auto rows = plan_layout(run_config({"train.global_batch_size=128", "train.recompute=full"}),
+                                model, 1, find_hardware("h200"));
+  EXPECT_DOUBLE_EQ(usual.time->total, rows.time->total);
+}
+
+TEST(Policy, RanksThatTrainAndGenerateHoldCachesToo) {
+  const auto model = models::preset("qwen3.5-0.8b");
+  const auto plan = [&](std::vector<std::string> settings, std::int64_t ranks = 1) {
+    return plan_layout(policy_config(std::move(settings)), model, ranks);
+  };
+  // 6 attention layers of 2 heads, 18 of Gated DeltaNet with 16 heads of 128 x 128; 64 sequences
+  // and 4 kept states, one slot and one page that fill passes up.
+  const double pages = 6.0 * (64 * 128 + 1) * 32 * 2 * 2 * 256 * 2;
+  const double slots = 18.0 * (64 + 4 + 1) * (16 * 128 * 128 * 4 + 6144 * 3 * 2);
+  const LayoutReport usual = plan({});
+  const Memory& memory = usual.stages.at(0).memory;
+  EXPECT_DOUBLE_EQ(memory.caches, pages + slots);
+  const LayoutReport released = plan({"rollout.release_memory=true"});
+  EXPECT_NEAR(usual.peak_bytes() - released.peak_bytes(), memory.caches, 1);
+  EXPECT_GE(released.peak_bytes(), memory.caches);
+  const double bf16 = plan({"rollout.state_dtype=bfloat16"}).stages.at(0).memory.caches;
+  EXPECT_DOUBLE_EQ(memory.caches - bf16, 18.0 * 69 * 16 * 128 * 128 * 2);
+  // Ranks that shard the weights gather them while they generate.
+  const auto generating = [&](const char* gathers) {
+    return plan({"parallel.fsdp=4", gathers}, 4).stages.at(0).memory.generating;
+  };
+  const double weights = 2.0 * 0.75e9;
+  EXPECT_NEAR(
+      generating("rollout.gather_weights=true") - generating("rollout.gather_weights=false"),
+      weights, 0.1e9);
+}
+
+TEST(Policy, CachesTakeTheirShareOfADeviceAtMost) {
+  const auto model = models::preset("qwen3.5-0.8b");
+  const auto caches = [&](const char* fraction) {
+    const auto config = policy_config({"rollout.max_sequences=100000", fraction});
+    return plan_layout(config, model, 1, find_hardware("h200")).stages.at(0).memory.caches;
+  };
+  const double half = caches("rollout.memory_fraction=0.5");
+  EXPECT_DOUBLE_EQ(caches("rollout.memory_fraction=0"), half);
+  EXPECT_NEAR(caches("rollout.memory_fraction=0.25"), half / 2, 1);
+  EXPECT_LT(half, 0.5 * find_hardware("h200").memory_gib * (1u << 30));
+}
+
+TEST(Policy, RanksThatOnlyGenerateHaveAMemoryOfTheirOwn) {
+  const auto model = models::preset("qwen3.5-0.8b");
+  const LayoutReport here = plan_layout(policy_config({}), model, 1),
+                     apart = plan_layout(policy_config({"rl.rollout_ranks=1"}), model, 1);
+  EXPECT_FALSE(here.rollout);
+  ASSERT_TRUE(apart.rollout);
+  EXPECT_EQ(apart.stages.at(0).memory.caches, 0);
+  EXPECT_DOUBLE_EQ(apart.rollout->caches, here.stages.at(0).memory.caches);
+  EXPECT_NEAR(apart.rollout->weights, 2.0 * 0.75e9, 0.1e9);
+}
+
+TEST(Policy, CriticAndReferenceTakeMemory) {
+  const auto model = models::preset("qwen3.5-0.8b");
+  const auto others = [&](std::vector<std::string> settings) {
+    return plan_layout(policy_config(std::move(settings)), model, 1).stages.at(0).memory.others;
+  };
+  EXPECT_EQ(others({}), 0);
+  const double reference = others({"rl.reference.kl_coef=0.1"});
+  EXPECT_NEAR(reference, 2.0 * 0.75e9, 0.1e9);
+  EXPECT_EQ(others({"rl.reference.kl_coef=0.1", "train.method=lora"}), 0);
+  EXPECT_GT(others({"rl.algorithm.advantage=gae"}), 5 * reference);
+}
+
+TEST(Search, DividesTheCompletionsOfAStep) {
+  const auto model = models::preset("qwen3.5-0.8b");
+  const auto config =
+      policy_config({"rl.groups_per_step=1", "rl.samples_per_group=4", "train.global_batch_size=64",
+                     "parallel.tp=1", "parallel.pp=1", "parallel.cp=1"});
+  EXPECT_FALSE(search_layouts(config, model, 4, find_hardware("h200"), 1).best.empty());
+  try {
+    search_layouts(config, model, 8, find_hardware("h200"), 1);
+    ADD_FAILURE() << "8 data ranks have 4 completions";
+  } catch (const ConfigError& error) {
+    EXPECT_NE(std::string(error.what())
+                  .find("raise rl.groups_per_step x rl.samples_per_group (4 rows now)"),
+              std::string::npos)
+        << error.what();
+  }
+}
+
 TEST(Search, ProposesLayoutsThatFitAndThatARunAccepts) {
   const auto config = run_config({"train.global_batch_size=256"});
   const auto model = models::preset("qwen3.5-27b");

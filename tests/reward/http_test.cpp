@@ -199,7 +199,8 @@ TEST(HttpReward, HasADeadline) {
 
 TEST(HttpReward, RefusesAnswersThatAreNoScores) {
   for (const char* body : {"", "{}", "[1]", "[{\"reward\": 1}]",
-                           "[{\"id\": \"77\", \"reward\": 1}]", "[{\"id\": \"0\"}]", "[]"}) {
+                           "[{\"id\": \"77\", \"reward\": 1}]", "[{\"id\": \"0\"}]", "[]",
+                           "[{\"id\": \"0\", \"reward\": 1}, {\"id\": \"0\", \"reward\": 0}]"}) {
     Server server([&](const std::string&, const Json&, int) { return Response{200, body}; });
     EXPECT_TRUE(reward_of(quick(server))->score(samples(1))[0].error) << body;
   }

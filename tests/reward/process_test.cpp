@@ -11,6 +11,7 @@
 #include "base/errors.h"
 #include "reward/reward.h"
 #include "reward/wire.h"
+#include "testing/message_of.h"
 #include "testing/paths.h"
 #include "testing/temporary_directory.h"
 
@@ -129,6 +130,24 @@ TEST(ProcessReward, GivesTheValueOfFailures) {
   EXPECT_EQ(scores[1].reward, 1);
 }
 
+TEST(ProcessReward, AProgramThatNeverAnswersIsNotAskedForEver) {
+  ProcessOptions options = program();
+  options.command = {"sleep", "100"};
+  options.timeout_s = 0.2;
+  options.start_timeout_s = 0.3;
+  const auto reward = reward_of(options);
+  const std::string message = testing::message_of([&] {
+    reward->score(samples_of({"a", "b", "c", "d", "e", "f"}));
+  });
+  EXPECT_NE(message.find("'sleep' was started 3 times and never answered within 0.5 s"),
+            std::string::npos)
+      << message;
+  // Whoever says what such a completion is worth has said it.
+  options.failed = -1;
+  for (const Score& score : reward_of(options)->score(samples_of({"a", "b", "c", "d"})))
+    EXPECT_EQ(score.reward, -1);
+}
+
 TEST(ProcessReward, EndsALateWorkerWithAllThatItStarted) {
   const testing::TemporaryDirectory folder;
   ProcessOptions options = program();
@@ -139,7 +158,7 @@ TEST(ProcessReward, EndsALateWorkerWithAllThatItStarted) {
   const auto begin = std::chrono::steady_clock::now();
   const auto scores = reward_of(options)->score(samples);
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
-  EXPECT_NE(scores[0].error.value_or("").find("no answer within 0.2 s"), std::string::npos);
+  EXPECT_NE(scores[0].error.value_or("").find("no answer within 0.7 s"), std::string::npos);
   EXPECT_EQ(scores[1].reward, 1);
   pid_t child = 0;
   std::ifstream(folder / "pid") >> child;

@@ -99,6 +99,28 @@ TEST_F(RlTest, StalenessIsBounded) {
   }
 }
 
+TEST_F(RlTest, AStalenessWithoutEndDispatchesNoMoreThanCanRun) {
+  for (const char* more : {"rl.update_mode=recompute", "rl.update_mode=wait", "rl.update_mode=keep",
+                           "rl.update_mode=abort", "rl.deterministic=true", "train.method=lora"}) {
+    const Words settings = {"rl.mode=async", "rl.max_staleness=1000000000000000", more};
+    const Reports reports = train(run(std::string("endless-") + more, settings));
+    ASSERT_EQ(reports.steps.size(), 5u) << more;
+    for (const train::StepInfo& step : reports.steps) {
+      // Groups of four: four run, those that wait have 16 sequences, and one was a group more.
+      EXPECT_LE(step.metrics.at("groups_running"), 4 + 4 + 1) << more;
+      EXPECT_EQ(step.metrics.at("capacity"), 0) << more;
+    }
+  }
+}
+
+TEST_F(RlTest, ATopKAboveTheVocabularyIsAllOfIt) {
+  const auto rewards = [&](const std::string& name, const char* top_k) {
+    const Reports reports = train(run(name, {top_k}));
+    return std::pair(reports.mean("reward_mean", 0, 5), reports.mean("gen_tokens", 0, 5));
+  };
+  EXPECT_EQ(rewards("most", "rollout.top_k=1000000000"), rewards("all", "rollout.top_k=0"));
+}
+
 TEST_F(RlTest, CountsOfGenerationAddUp) {
   const Reports reports = train(run("counts"));
   for (const train::StepInfo& step : reports.steps) {

@@ -49,6 +49,18 @@ class ResumeTest : public RlTest {
   }
 };
 
+TEST_F(ResumeTest, ARunThatBeginsAnewLeavesNoGroupsOfTheOneBefore) {
+  const std::filesystem::path file = dir_ / "anew" / "groups.jsonl";
+  const Words settings = {"rl.groups_every=1", "train.max_steps=2"};
+  train(run("anew", settings));
+  const std::string first = files::read(file);
+  // As a disk that was full, or a kill, leaves it.
+  files::write_atomically(file, first.substr(0, first.size() - 20));
+  std::filesystem::remove_all(dir_ / "anew" / "checkpoints");
+  train(run("anew", settings));
+  EXPECT_EQ(files::read(file), first);
+}
+
 TEST_F(ResumeTest, FinishedGroupsAreConsumedAndOthersGeneratedAnew) {
   const rl::LedgerState before = stopped("parts");
   EXPECT_EQ(train(ahead("parts")).steps.size(), 5u);

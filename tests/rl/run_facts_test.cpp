@@ -6,7 +6,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "assembly/from_config.h"
+#include "rl/rendezvous.h"
 #include "rl/rl_fixture.h"
+#include "testing/message_of.h"
 
 namespace heddle {
 namespace {
@@ -27,6 +30,24 @@ TEST_F(RlTest, JobsThatRenderTheirPromptsOtherwiseDiffer) {
               ::testing::StartsWith("the content of data.train is "));
   EXPECT_EQ(one.second, same.second);
   EXPECT_NE(one.second, other.second);
+}
+
+TEST(Rendezvous, AFileOfSomethingElseIsNamed) {
+  for (const char* text : {"{\"secret\": \"x\"}", "{}", "[]", "{\"endpoint\": 1}"}) {
+    EXPECT_EQ(testing::message_of([&] { rl::Place::from_text(text, "place.json"); }),
+              "place.json: expected an object with the texts 'endpoint' and 'secret', as the "
+              "trainer writes it; copy it anew from the trainer's train.output_dir")
+        << text;
+  }
+}
+
+TEST_F(RlTest, ALayoutThatLeavesNoRankToGenerateSaysHowManyToStart) {
+  const config::RunConfig settings =
+      run("layout", {"rl.rollout_ranks=1", "rl.mode=async", "parallel.fsdp=2"});
+  EXPECT_EQ(testing::message_of([&] { assembly::require_layout(settings, 2); }),
+            "parallel.* has 2 ranks that train, and of the job's 2 rl.rollout_ranks 1 leave 1: "
+            "start it with heddle launch --nproc 3, or change parallel.*");
+  EXPECT_EQ(testing::message_of([&] { assembly::require_layout(settings, 3); }), "(no error)");
 }
 
 }  // namespace

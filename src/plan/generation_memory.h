@@ -1,0 +1,25 @@
+#pragma once
+
+// Inside src/plan only: what reinforcement learning holds besides a step.
+
+#include <cstdint>
+
+#include "plan/step_on_ranks.h"
+
+namespace heddle::plan {
+
+/// Of a rank between steps.
+struct Owned {
+  double weights = 0;  ///< Bytes of its share.
+  double trained = 0;  ///< Elements that it updates.
+};
+
+/// Adds critic, reference and the caches of generation to the memory of a step. `device`: bytes of
+/// a device; 0: not known, caches have all that they want.
+void add_generation(const StepOnRanks& layout, std::int64_t stage_rank, const Owned& owned,
+                    double device, Memory& memory);
+
+/// Of a rank of rl.rollout_ranks.
+RolloutMemory rollout_memory(const Step& step, double device);
+
+}  // namespace heddle::plan
