@@ -8,7 +8,7 @@
 
 namespace heddle::plan {
 
-/// Of a rank between steps.
+/// A rank's between steps.
 struct Owned {
   double weights = 0;  ///< Bytes of its share.
   double trained = 0;  ///< Elements that it updates.
@@ -19,7 +19,7 @@ struct Owned {
 void add_generation(const StepOnRanks& layout, std::int64_t stage_rank, const Owned& owned,
                     double device, Memory& memory);
 
-/// Of a rank of rl.rollout_ranks.
+/// Memory of a rank of rl.rollout_ranks.
 RolloutMemory rollout_memory(const Step& step, double device);
 
 }  // namespace heddle::plan

@@ -41,8 +41,8 @@ struct LayoutReport {
   std::vector<Traffic> traffic;
   double gathered_keys = 0;  ///< Bytes, of one attention layer: see gathered_keys_bytes.
   std::vector<LayoutStage> stages;
-  bool has_policy = false;               ///< Of train.objective policy: a step is its update.
-  std::optional<RolloutMemory> rollout;  ///< Of a rank that only generates.
+  bool has_policy = false;               ///< A step is the update of a policy.
+  std::optional<RolloutMemory> rollout;  ///< A rank's that only generates.
   std::vector<std::string> schedule;     ///< Empty without a pipeline.
   double bubble = 0;
   std::optional<Hardware> hardware;

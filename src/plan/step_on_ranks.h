@@ -72,7 +72,7 @@ struct Memory {
   double activations = 0;  ///< Of all micro-batches in flight.
   double working = 0;      ///< Logits of the head, or temporaries of the widest block.
   double others = 0;       ///< Critic and reference of reinforcement learning.
-  double caches = 0;       ///< Of the generation on the same ranks, as far as there is memory.
+  double caches = 0;       ///< Generation's on the same ranks, as far as there is memory.
   double generating = 0;   ///< While they generate: weights, caches, what stays of the trainer's.
   double peak = 0;  ///< At the worst moment of a step; not all of the above are there at once.
 };

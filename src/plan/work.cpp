@@ -164,7 +164,7 @@ void add_policy(Step& step, const config::RunConfig& config) {
       .state_element = rollout.caches.state_dtype == rollout::StateDtype::kBFloat16 ? 2 : step.wide,
       .memory_fraction = asked > 0 ? asked : usual,
       .tp = as_double(rollout.tp),
-      // Of another job the number of ranks is not known.
+      // Another job's number of ranks is not known.
       .replicas = std::max(1.0, as_double(rl.rollout_ranks / rollout.tp))};
 }
 

@@ -49,10 +49,10 @@ struct Generation {
   bool releases_caches = false;   ///< Before a batch is trained on.
   double sequences = 0;           ///< At the same time, on all data ranks.
   double capacity = 0, page = 1;  ///< Tokens of a sequence and of a page.
-  double kept_states = 0;         ///< Of each data rank, besides those of sequences.
+  double kept_states = 0;         ///< A data rank's, besides those of sequences.
   double state_element = 4;       ///< Bytes of a recurrent state's element.
-  double memory_fraction = 0;     ///< Of the free memory, at most.
-  double tp = 1, replicas = 1;    ///< Of ranks that only generate.
+  double memory_fraction = 0;     ///< Share of the free memory at most.
+  double tp = 1, replicas = 1;    ///< Ranks that only generate.
 };
 
 /// One optimizer step of a run, whatever the layout.
@@ -67,7 +67,7 @@ struct Step {
   double element = 2, wide = 4, gradient = 4;            ///< Bytes.
   double state = 12;                                     ///< Bytes of the optimizer for an element.
   bool offloads_state = false, offloads_inputs = false;  ///< Apply to recomputed blocks.
-  std::optional<Generation> generation;                  ///< Of train.objective policy.
+  std::optional<Generation> generation;                  ///< Where a policy is trained.
   bool has_critic = false, has_frozen_reference = false;
   bool has_kept_reference = false;  ///< A copy of what is trained, divided as its owners.
 

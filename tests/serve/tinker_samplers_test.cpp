@@ -91,7 +91,7 @@ TEST(TinkerSamplers, SamplesThatComeTogetherLoadACheckpointOnce) {
                                             {"model_path", saved.at("path")}});
     return saved.at("path").get<std::string>();
   };
-  /// Of three samples that come while the model is at other work.
+  /// Outcomes of three samples that come while the model is at other work.
   const auto outcomes = [&](int number) {
     const json work = caller.post("forward_backward", ApiClient::work(run, ++seq, {98}));
     served.backend().long_work_began.acquire();

@@ -23,7 +23,7 @@ class Keys {
   struct Entry {
     std::int64_t id = 0;
     std::string tenant, prefix;
-    std::string scopes;  ///< Of a grant: "reads" and its checkpoint.
+    std::string scopes;  ///< A grant has "reads" and its checkpoint.
     double created = 0;
     std::optional<double> revoked, expires;
     std::map<std::string, std::int64_t> limits;  ///< Names of kLimitRows; others are the server's.

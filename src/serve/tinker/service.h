@@ -140,7 +140,7 @@ class Service {
     Responder responder;
     std::shared_ptr<Meter> meter;
     bool is_replay;
-    std::optional<Outcome> failure = {};  ///< Of a run that is not in memory.
+    std::optional<Outcome> failure = {};  ///< The run is not in memory.
   };
   /// Promises an operation of a run and puts it in its place, at the end of this turn of the loop.
   void submit(const Request& request, const Responder& responder, const std::string& run,
