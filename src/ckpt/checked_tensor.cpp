@@ -13,10 +13,10 @@ namespace {
 
 /// Whether no number has all bits of its exponent, as infinity and NaN have.
 template <class Bits>
-bool have_exponents(std::span<const Bits> numbers, Bits exponent) {
-  bool is_all = false;
-  for (const Bits bits : numbers) is_all |= (bits & exponent) == exponent;
-  return !is_all;
+bool are_finite(std::span<const Bits> numbers, Bits exponent) {
+  bool is_found = false;
+  for (const Bits bits : numbers) is_found |= (bits & exponent) == exponent;
+  return !is_found;
 }
 
 /// One pass over the bits: libtorch makes several, which the hundreds of small tensors of an
@@ -24,8 +24,7 @@ bool have_exponents(std::span<const Bits> numbers, Bits exponent) {
 bool is_finite(const at::Tensor& tensor) {
   const auto size = static_cast<std::size_t>(tensor.numel());
   const auto numbers = [&]<class Bits>(Bits exponent) {
-    return have_exponents<Bits>({static_cast<const Bits*>(tensor.const_data_ptr()), size},
-                                exponent);
+    return are_finite<Bits>({static_cast<const Bits*>(tensor.const_data_ptr()), size}, exponent);
   };
   if (tensor.is_contiguous() && tensor.device().is_cpu()) {
     switch (tensor.scalar_type()) {

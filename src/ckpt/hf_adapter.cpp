@@ -127,14 +127,11 @@ std::vector<StoredTensor> stored_in(const AdapterDirectory& directory) {
   return all;
 }
 
-/// Fills the part of a stored tensor, which was read, that this rank owns.
-void fill(nn::Parameter& parameter, const StoredTensor& stored, const at::Tensor& read) {
-  if (stored.shape != parameter.global_shape()) {
-    throw_error<ModelError>("{} is [{}], this model needs [{}]", stored.where(),
-                            fmt::join(stored.shape, ", "),
-                            fmt::join(parameter.global_shape(), ", "));
-  }
-  parameter.write_owned(read);
+/// Before the tensor is read, which may be of any size.
+void require_shape(const nn::Parameter& parameter, const StoredTensor& stored) {
+  if (stored.shape == parameter.global_shape()) return;
+  throw_error<ModelError>("{} is [{}], this model needs [{}]", stored.where(),
+                          fmt::join(stored.shape, ", "), fmt::join(parameter.global_shape(), ", "));
 }
 
 /// Factors of pairs, read by all threads: requests of a server wait for them.
@@ -211,7 +208,7 @@ void load_saved(const AdapterDirectory& directory, Model& model,
                               fmt::join(saved.tensor.shape, ", "),
                               fmt::join(it->second->global_shape(), ", "));
     }
-    fill(*it->second, saved.tensor, read_finite_tensor(saved.tensor));
+    it->second->write_owned(read_finite_tensor(saved.tensor));
   }
 }
 
@@ -255,6 +252,12 @@ std::unique_ptr<adapters::LoraSet> load_adapter(
   for (const auto& lora : set->adapters()) by_module[lora->module()] = lora.get();
   std::map<std::string, adapters::ExpertLora*> by_parameter;
   for (const auto& lora : set->expert_adapters()) by_parameter[lora->parameter()] = lora.get();
+  for (const LoraPair* pair : pairs) {
+    const auto lora = by_module.find(key_of(*pair));
+    if (lora == by_module.end()) continue;
+    require_shape(lora->second->a(), pair->a);
+    require_shape(lora->second->b(), pair->b);
+  }
   for (std::size_t first = 0; first < pairs.size(); first += kPairsAtOnce) {
     const std::span some =
         std::span(pairs).subspan(first, std::min(kPairsAtOnce, pairs.size() - first));
@@ -267,8 +270,8 @@ std::unique_ptr<adapters::LoraSet> load_adapter(
         continue;
       }
       adapters::Lora& lora = *by_module.at(key);
-      fill(lora.a(), some[i]->a, a);
-      fill(lora.b(), some[i]->b, b);
+      lora.a().write_owned(a);
+      lora.b().write_owned(b);
     }
   }
   for (const StackedExperts& experts : stacked) {

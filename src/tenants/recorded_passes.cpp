@@ -214,7 +214,7 @@ void RecordedPasses::drop_graphs() {
 void RecordedPasses::refuse(const Shape& shape, const std::string& reason) {
   log::warning("training passes of one shape are queued launch by launch: {}", reason);
   refused_.push_back(shape);
-  if (refused_.size() > kMostRefused) give_up("so are those of too many shapes");
+  if (refused_.size() > kMostRefused) give_up("too many shapes cannot be");
 }
 
 void RecordedPasses::give_up(const std::string& reason) {
