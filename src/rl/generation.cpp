@@ -225,8 +225,8 @@ void Generation::dispatch() {
 
 bool Generation::has_use_for_more() const {
   if (admission_.running() < config_.rl.groups_per_batch()) return true;
-  // As many as can run at a time wait already: further ones would only grow old, or take memory
-  // where rl.max_staleness sets no bound to speak of.
+  // Further ones than can run at a time would only grow old, or take memory where rl.max_staleness
+  // sets no bound to speak of.
   std::int64_t waiting = engine_ ? engine_->queued().first : 0;
   if (judge_.has_episodes()) {
     for (const auto& [cursor, running] : running_) waiting += running.opening;

@@ -5,18 +5,19 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <lzma.h>
-#include <zlib.h>
 #include <zstd.h>
 
 #include "base/errors.h"
 #include "base/files.h"
 #include "data/readers/jsonl_reader.h"
+#include "testing/gzip.h"
 #include "testing/message_of.h"
 #include "testing/temporary_directory.h"
 
 namespace heddle::data {
 namespace {
 
+using heddle::testing::gzip_of;
 using heddle::testing::message_of;
 using heddle::testing::TemporaryDirectory;
 using ::testing::ElementsAre;
@@ -24,20 +25,6 @@ using ::testing::HasSubstr;
 
 void write(const std::filesystem::path& path, const std::string& bytes) {
   std::ofstream(path, std::ios::binary) << bytes;
-}
-
-std::string gzip(const std::string& text) {
-  z_stream stream{};
-  deflateInit2(&stream, 6, Z_DEFLATED, 15 + 16, 8, Z_DEFAULT_STRATEGY);
-  std::string out(deflateBound(&stream, text.size()) + 64, '\0');
-  stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(text.data()));
-  stream.avail_in = static_cast<uInt>(text.size());
-  stream.next_out = reinterpret_cast<Bytef*>(out.data());
-  stream.avail_out = static_cast<uInt>(out.size());
-  deflate(&stream, Z_FINISH);
-  out.resize(stream.total_out);
-  deflateEnd(&stream);
-  return out;
 }
 
 std::string xz(const std::string& text) {
@@ -89,8 +76,8 @@ TEST(LineReader, ReadsCompressedFilesOfSeveralParts) {
   EXPECT_EQ(expected.size(), 70'000u);
   const std::string rest = text.substr(half.size());
   // The names say nothing about the content, on purpose.
-  write(folder / "one", gzip(text));
-  write(folder / "two", gzip(half) + gzip(rest) + std::string(512, '\0'));
+  write(folder / "one", gzip_of(text));
+  write(folder / "two", gzip_of(half) + gzip_of(rest) + std::string(512, '\0'));
   write(folder / "three", zstd(text));
   write(folder / "four", zstd(half) + zstd("") + zstd(rest));
   write(folder / "five", xz(half) + xz(rest));
@@ -103,7 +90,7 @@ TEST(LineReader, SaysThatACompressedFileIsCutOrDamaged) {
   const TemporaryDirectory folder;
   std::string text;
   for (int i = 0; i < 5000; ++i) text += std::to_string(i * 104729) + "\n";
-  for (auto* compress : {&gzip, &zstd, &xz}) {
+  for (auto* compress : {&gzip_of, &zstd, &xz}) {
     const std::string whole = compress(text);
     write(folder / "cut", whole.substr(0, whole.size() / 2));
     EXPECT_THAT(message_of([&] { lines_of(folder / "cut"); }), HasSubstr("it is cut"));
@@ -119,7 +106,7 @@ TEST(LineReader, EndsAfterADamagedStream) {
   const TemporaryDirectory folder;
   std::string text;
   for (int i = 0; i < 20'000; ++i) text += "{\"text\": \"" + std::to_string(i * 104729) + "\"}\n";
-  const std::string whole = gzip(text);
+  const std::string whole = gzip_of(text);
   write(folder / "cut", whole.substr(0, whole.size() / 2));
   JsonlReader reader(folder / "cut");
   int rows = 0, errors = 0;

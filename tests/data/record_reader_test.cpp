@@ -3,18 +3,19 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <zlib.h>
 #include <zstd.h>
 
 #include "base/errors.h"
 #include "data/readers/data_files.h"
 #include "data/readers/jsonl_reader.h"
+#include "testing/gzip.h"
 #include "testing/message_of.h"
 #include "testing/temporary_directory.h"
 
 namespace heddle::data {
 namespace {
 
+using heddle::testing::gzip_of;
 using heddle::testing::message_of;
 using heddle::testing::TemporaryDirectory;
 using ::testing::AllOf;
@@ -94,16 +95,7 @@ TEST(RecordReader, TakesATextAsOneRow) {
 TEST(RecordReader, NamesOtherKindsOfFilesAndTheRemedy) {
   const TemporaryDirectory folder;
   const std::string tar = "d.jsonl" + std::string(250, '\0') + "ustar" + std::string(200, '\0');
-  z_stream stream{};
-  deflateInit2(&stream, 6, Z_DEFLATED, 15 + 16, 8, Z_DEFAULT_STRATEGY);
-  std::string packed(4096, '\0');
-  stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(tar.data()));
-  stream.avail_in = static_cast<uInt>(tar.size());
-  stream.next_out = reinterpret_cast<Bytef*>(packed.data());
-  stream.avail_out = static_cast<uInt>(packed.size());
-  deflate(&stream, Z_FINISH);
-  packed.resize(stream.total_out);
-  deflateEnd(&stream);
+  const std::string packed = gzip_of(tar);
   const struct {
     const char* name;
     std::string bytes;

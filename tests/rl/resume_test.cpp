@@ -54,7 +54,7 @@ TEST_F(ResumeTest, ARunThatBeginsAnewLeavesNoGroupsOfTheOneBefore) {
   const Words settings = {"rl.groups_every=1", "train.max_steps=2"};
   train(run("anew", settings));
   const std::string first = files::read(file);
-  // As a disk that was full, or a kill, leaves it.
+  // A disk that was full, or a kill, leaves it so.
   files::write_atomically(file, first.substr(0, first.size() - 20));
   std::filesystem::remove_all(dir_ / "anew" / "checkpoints");
   train(run("anew", settings));

@@ -1,5 +1,4 @@
 // Bodies of requests: how large they may be, where they end, and how they are encoded.
-#include <zlib.h>
 
 #include <string>
 #include <utility>
@@ -11,10 +10,12 @@
 #include "client.h"
 #include "http_fixture.h"
 #include "serve/http/body.h"
+#include "testing/gzip.h"
 
 namespace heddle::serve {
 namespace {
 
+using heddle::testing::gzip_of;
 using testing::body_of;
 using testing::Client;
 using testing::echo;
@@ -22,20 +23,6 @@ using testing::error_text;
 using testing::Http;
 using testing::status_of;
 using testing::zstd_of;
-
-std::string gzip_of(const std::string& text) {
-  z_stream stream{};
-  deflateInit2(&stream, 6, Z_DEFLATED, 16 + MAX_WBITS, 8, Z_DEFAULT_STRATEGY);
-  std::string out(deflateBound(&stream, text.size()), '\0');
-  stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(text.data()));
-  stream.avail_in = static_cast<uInt>(text.size());
-  stream.next_out = reinterpret_cast<Bytef*>(out.data());
-  stream.avail_out = static_cast<uInt>(out.size());
-  deflate(&stream, Z_FINISH);
-  out.resize(stream.total_out);
-  deflateEnd(&stream);
-  return out;
-}
 
 std::string decoded(std::string body, const std::string& encoding) {
   decode_body(body, encoding, 1000);
