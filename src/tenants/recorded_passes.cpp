@@ -20,8 +20,7 @@
 namespace heddle::tenants {
 namespace {
 
-constexpr std::size_t kMostGraphs = 16;
-constexpr std::size_t kMostShapes = 256;
+constexpr std::size_t kMostGraphs = 32;
 constexpr int kMostReleases = 8;
 constexpr std::size_t kMostRefused = 8;
 
@@ -50,6 +49,8 @@ std::string RecordedPasses::why_not(const assembly::ModelOnRanks& base) {
   if (base.model->config().is_moe()) return "the rows of experts by set are counted on the host";
   return {};
 }
+
+RecordedPasses::RecordedPasses(assembly::ModelOnRanks& base) : base_(base), places_(kMostGraphs) {}
 
 bool RecordedPasses::run(std::span<const Piece> pieces, const Loss& loss) {
   Recorded* const pass = recorded_for(pieces, loss.constant.has_value());
@@ -105,7 +106,8 @@ RecordedPasses::Shape RecordedPasses::shape_of(std::span<const Piece> pieces,
 RecordedPasses::Recorded* RecordedPasses::recorded_for(std::span<const Piece> pieces,
                                                        bool has_derivatives) {
   if (!records_) return nullptr;
-  Shape shape = shape_of(pieces, has_derivatives);
+  const Shape shape = shape_of(pieces, has_derivatives);
+  places_.meet(shape);
   const auto known =
       std::ranges::find_if(recorded_, [&](const Recorded& pass) { return pass.shape == shape; });
   if (known != recorded_.end()) {
@@ -113,10 +115,12 @@ RecordedPasses::Recorded* RecordedPasses::recorded_for(std::span<const Piece> pi
     return &*known;
   }
   if (std::ranges::find(refused_, shape) != refused_.end()) return nullptr;
-  if (std::ranges::find(met_, shape) != met_.end()) return record(shape, pieces, has_derivatives);
-  met_.push_back(std::move(shape));
-  if (met_.size() > kMostShapes) met_.pop_front();
-  return nullptr;
+  std::vector<Shape> shapes;
+  for (const Recorded& pass : recorded_) shapes.push_back(pass.shape);
+  const auto [is_recorded, instead] = places_.judge(shape, shapes);
+  if (!is_recorded) return nullptr;
+  if (instead) drop_graph(*instead);
+  return record(shape, pieces, has_derivatives);
 }
 
 void RecordedPasses::refill(Recorded& pass, std::span<const Piece> pieces) {
@@ -137,11 +141,6 @@ void RecordedPasses::refill(Recorded& pass, std::span<const Piece> pieces) {
 
 RecordedPasses::Recorded* RecordedPasses::record(const Shape& shape, std::span<const Piece> pieces,
                                                  bool has_derivatives) {
-  if (recorded_.size() == kMostGraphs) {
-    device::synchronize(base_.context.device);  // which may be at it
-    recorded_.pop_front();
-    stand_ins_.drop_unused();
-  }
   const std::size_t others = recorded_.size();
   try {
     objective::LocalBatch batch = joint_batch(*base_.model, pieces);
@@ -203,6 +202,12 @@ void RecordedPasses::queue(Recorded& pass, std::span<const Piece> pieces, bool h
         }
       },
       pass.forward.get());
+}
+
+void RecordedPasses::drop_graph(std::size_t index) {
+  device::synchronize(base_.context.device);  // which may be at it
+  recorded_.erase(recorded_.begin() + static_cast<std::ptrdiff_t>(index));
+  stand_ins_.drop_unused();
 }
 
 void RecordedPasses::drop_graphs() {

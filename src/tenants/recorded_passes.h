@@ -15,6 +15,7 @@
 #include "adapters/lora.h"
 #include "assembly/model_on_ranks.h"
 #include "device/graph.h"
+#include "device/recording_places.h"
 #include "objective/local_batch.h"
 #include "objective/loss_rows.h"
 #include "tenants/joint_passes.h"
@@ -26,7 +27,8 @@ namespace heddle::tenants {
 /// loss on the host in between. A graph belongs to a shape: the sequences' lengths and, piece by
 /// piece, the structure of the set (modules, ranks, scales). It works on stand-ins at fixed
 /// addresses, to which the factors of the pass's sets are brought before a replay, so it serves any
-/// sets of that shape. A shape that comes for the first time is left to launches.
+/// sets of that shape. Which shapes are worth a recording device::RecordingPlaces says; all others
+/// are left to launches.
 class RecordedPasses {
  public:
   struct Loss {
@@ -40,7 +42,7 @@ class RecordedPasses {
   static std::string why_not(const assembly::ModelOnRanks& base);
 
   /// `base` outlives it.
-  explicit RecordedPasses(assembly::ModelOnRanks& base) : base_(base) {}
+  explicit RecordedPasses(assembly::ModelOnRanks& base);
 
   /// Adds the gradients of the pieces, in whose rows every token has a label, to those of their
   /// sets, without waiting for the device at the end. Heads are not used. False: nothing was done;
@@ -58,8 +60,7 @@ class RecordedPasses {
   std::size_t graphs() const { return recorded_.size(); }
 
  private:
-  /// Numbers that the launches of a pass depend on.
-  using Shape = std::vector<std::int64_t>;
+  using Shape = device::RecordingPlaces::Shape;
   struct Recorded {
     Shape shape;
     objective::LocalBatch batch;
@@ -71,12 +72,13 @@ class RecordedPasses {
 
   /// `has_derivatives`: those of the loss are known before the pass.
   Shape shape_of(std::span<const Piece> pieces, bool has_derivatives);
-  /// The graphs of the shape; made now if it came before, null if there are none.
+  /// The graphs of the shape, made now if it is worth it; null if there are none.
   Recorded* recorded_for(std::span<const Piece> pieces, bool has_derivatives);
   /// The tokens and labels of other pieces of its shape, from which all else of a batch follows.
   static void refill(Recorded& pass, std::span<const Piece> pieces);
   Recorded* record(const Shape& shape, std::span<const Piece> pieces, bool has_derivatives);
   void queue(Recorded& pass, std::span<const Piece> pieces, bool has_derivatives);
+  void drop_graph(std::size_t index);
   void drop_graphs();
   /// The shape cannot be recorded; others may be without what hinders it.
   void refuse(const Shape& shape, const std::string& reason);
@@ -89,7 +91,7 @@ class RecordedPasses {
   bool records_ = true;
   int releases_ = 0;               ///< How often graphs went for a launched pass.
   std::deque<Recorded> recorded_;  ///< Oldest first.
-  std::deque<Shape> met_;          ///< Once; oldest first.
+  device::RecordingPlaces places_;
   std::vector<Shape> refused_;
 };
 

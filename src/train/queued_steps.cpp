@@ -26,7 +26,6 @@ namespace {
 
 /// Graphs share their memory; what bounds their number is the time to record them.
 constexpr std::size_t kMostGraphs = 32;
-constexpr std::size_t kMostShapes = 256;
 /// After so many different shapes the run is told that nothing is recorded.
 constexpr std::size_t kNewShapes = 64;
 
@@ -101,6 +100,9 @@ QueuedSteps::Queued::Outcome QueuedSteps::Queued::wait() {
           numbers[4].item<double>()};
 }
 
+QueuedSteps::QueuedSteps(const Parts& parts, bool record)
+    : parts_(parts), record_(record), places_(kMostGraphs) {}
+
 QueuedSteps::Queued QueuedSteps::queue(std::span<const data::Batch> batches,
                                        const Options& options) {
   Recorded step;
@@ -135,7 +137,10 @@ QueuedSteps::Queued QueuedSteps::queue(std::span<const data::Batch> batches,
 }
 
 const QueuedSteps::Recorded* QueuedSteps::recorded_for(Recorded& step) {
+  places_.meet(step.shape);
+  std::vector<Shape> shapes;
   for (Recorded& known : recorded_) {
+    shapes.push_back(known.shape);
     if (known.shape != step.shape) continue;
     for (std::size_t i = 0; i < step.batches.size(); ++i) {
       copy(step.batches[i], known.batches[i]);
@@ -143,10 +148,12 @@ const QueuedSteps::Recorded* QueuedSteps::recorded_for(Recorded& step) {
     }
     return &known;
   }
-  if (std::find(met_.begin(), met_.end(), step.shape) != met_.end()) return record(step);
-  met_.push_back(step.shape);
-  if (met_.size() > kMostShapes) met_.pop_front();
-  if (recorded_.empty() && met_.size() == kNewShapes) {
+  const auto [is_recorded, instead] = places_.judge(step.shape, shapes);
+  if (is_recorded) {
+    if (instead) recorded_.erase(recorded_.begin() + static_cast<std::ptrdiff_t>(*instead));
+    return record(step);
+  }
+  if (recorded_.empty() && ++launched_ == kNewShapes) {
     log::info("no two of {} steps had the same sequence boundaries: they run launch by launch",
               kNewShapes);
   }
@@ -166,7 +173,6 @@ const QueuedSteps::Recorded* QueuedSteps::record(Recorded& step) {
     recorded_.clear();
     return nullptr;
   }
-  if (recorded_.size() == kMostGraphs) recorded_.pop_front();
   recorded_.push_back(std::move(step));
   return &recorded_.back();
 }

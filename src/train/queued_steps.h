@@ -16,6 +16,7 @@
 #include "data/batch.h"
 #include "device/download.h"
 #include "device/graph.h"
+#include "device/recording_places.h"
 #include "objective/language_model.h"
 #include "train/micro_batch.h"
 #include "train/optimizer.h"
@@ -43,7 +44,7 @@ class QueuedSteps {
     objective::Neftune neftune = {};
     parallel::Sharding* sharding = nullptr;  ///< With several ranks.
   };
-  QueuedSteps(const Parts& parts, bool record) : parts_(parts), record_(record) {}
+  QueuedSteps(const Parts& parts, bool record);
 
   struct Options {
     /// Factors of the gradients of loss_sum and of the router's loss.
@@ -82,8 +83,7 @@ class QueuedSteps {
   std::size_t graphs() const { return recorded_.size(); }
 
  private:
-  /// Numbers that the launches of a step depend on.
-  using Shape = std::vector<std::int64_t>;
+  using Shape = device::RecordingPlaces::Shape;
   struct Results {
     at::Tensor
         numbers;  ///< fp64 [5] on the device: loss, entropy, router's loss, norm, spike threshold
@@ -98,8 +98,8 @@ class QueuedSteps {
     std::unique_ptr<device::Graph> graph;
   };
 
-  /// The graph of the step's shape with the step's batches, null if there is none; made now if the
-  /// shape came before.
+  /// The graph of the step's shape with the step's batches, made now if it is worth it; null if
+  /// there is none.
   const Recorded* recorded_for(Recorded& step);
   const Recorded* record(Recorded& step);
   Results enqueue(const Recorded& step);
@@ -108,7 +108,8 @@ class QueuedSteps {
   Parts parts_;
   bool record_;
   std::deque<Recorded> recorded_;  ///< Oldest first.
-  std::deque<Shape> met_;          ///< Once; oldest first.
+  device::RecordingPlaces places_;
+  std::size_t launched_ = 0;  ///< Steps before the first recording.
 };
 
 /// For an objective that is a sum over tokens. Recording if `train.cuda_graph` says so. Null where
