@@ -1,5 +1,6 @@
 #include "nn/mlp.h"
 
+#include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/sum.h>
@@ -16,6 +17,27 @@
 #include "ops/swiglu/swiglu.h"
 
 namespace heddle::nn {
+namespace {
+
+/// Neighbours that leave the routed experts as they are, joined: they share the products of the
+/// experts, unless the process is deterministic.
+std::vector<AdaptedRows> for_experts(std::vector<AdaptedRows> segments) {
+  if (at::globalContext().deterministicAlgorithms()) return segments;
+  const auto is_changed = [](const AdaptedRows& rows) {
+    return rows.set != nullptr && rows.set->changes_experts();
+  };
+  std::vector<AdaptedRows> joined;
+  for (AdaptedRows& segment : segments) {
+    if (!joined.empty() && !is_changed(joined.back()) && !is_changed(segment)) {
+      joined.back().rows += segment.rows;
+    } else {
+      joined.push_back(std::move(segment));
+    }
+  }
+  return joined;
+}
+
+}  // namespace
 
 using comm::Dim;
 
@@ -125,7 +147,7 @@ BlockOutput Moe::forward(const at::Tensor& x, const Pass& pass, bool want_auxili
 
 at::Tensor Moe::routed(const at::Tensor& x, const ops::MoeRouting& routing, const Pass& pass,
                        const std::function<void(const at::Tensor& x)>& other) {
-  const std::vector<AdaptedRows> segments = adapters_of(pass, x.size(0));
+  const std::vector<AdaptedRows> segments = for_experts(adapters_of(pass, x.size(0)));
   const auto changes = [](const AdaptedRows& rows, const ExpertWeights& weights) {
     LowRankExperts* const change = rows.set != nullptr ? rows.set->of(weights) : nullptr;
     return change != nullptr ? change->change() : ops::ExpertLowRank();
@@ -150,8 +172,8 @@ at::Tensor Moe::routed(const at::Tensor& x, const ops::MoeRouting& routing, cons
     return y;
   }
   TORCH_CHECK(pass.expert_group == nullptr,
-              "several sets of adapters in one pass while ranks share the routed experts (ep) are "
-              "not built: run the sets one after the other");
+              "several sets that change routed experts in one pass while ranks share those (ep) "
+              "are not built: run the sets one after the other");
   other(x);
   std::vector<std::int64_t> sizes;
   for (const AdaptedRows& segment : segments) sizes.push_back(segment.rows);

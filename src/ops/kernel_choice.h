@@ -14,4 +14,11 @@ inline bool chose(const KernelTable& kernels, std::string_view op, std::string_v
   });
 }
 
+/// Whether the operator was requested and runs its reference.
+inline bool runs_reference(const KernelTable& kernels, std::string_view op) {
+  return std::ranges::any_of(kernels.choices(), [&](const KernelTable::Choice& choice) {
+    return choice.op == op && choice.is_reference;
+  });
+}
+
 }  // namespace heddle::ops

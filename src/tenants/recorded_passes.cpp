@@ -16,6 +16,8 @@
 #include "device/upload.h"
 #include "objective/language_model.h"
 #include "ops/autograd.h"
+#include "ops/kernel_choice.h"
+#include "ops/moe/moe.h"
 
 namespace heddle::tenants {
 namespace {
@@ -46,7 +48,9 @@ std::vector<objective::ChangedHeadRows> changed_heads(assembly::Model& model,
 std::string RecordedPasses::why_not(const assembly::ModelOnRanks& base) {
   if (!base.context.device.is_cuda()) return "the device is no GPU";
   if (base.context.mesh.world_size() > 1) return "several ranks train together";
-  if (base.model->config().is_moe()) return "the rows of experts by set are counted on the host";
+  if (base.model->config().is_moe() &&
+      ops::runs_reference(base.model->kernels(), ops::MoeExperts::kName))
+    return "the reference kernel of the experts counts rows on the host";
   return {};
 }
 

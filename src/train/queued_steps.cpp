@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <bit>
 #include <limits>
-#include <string_view>
 #include <utility>
 
 #include "assembly/from_config.h"
@@ -15,6 +14,7 @@
 #include "comm/device_watch.h"
 #include "comm/world.h"
 #include "device/device.h"
+#include "ops/kernel_choice.h"
 #include "ops/moe/moe.h"
 #include "train/auxiliary_loss.h"
 
@@ -60,11 +60,6 @@ void copy(const LossRows& from, LossRows& to) {
     copy(from.*tensor, to.*tensor);
 }
 
-bool runs_reference(const ops::KernelTable& kernels, std::string_view op) {
-  return std::any_of(kernels.choices().begin(), kernels.choices().end(),
-                     [&](const auto& choice) { return choice.op == op && choice.is_reference; });
-}
-
 /// Why steps need the host within; empty if they do not.
 std::string obstacle(const config::RunConfig& config, const assembly::ModelOnRanks& setup,
                      const objective::Objective& objective, const Optimizer& optimizer) {
@@ -76,7 +71,7 @@ std::string obstacle(const config::RunConfig& config, const assembly::ModelOnRan
   if (model.config().is_moe()) {
     if (mesh.size(comm::Dim::kEp) > 1)
       return "the host counts the rows that other ranks' experts get";
-    if (runs_reference(model.kernels(), ops::MoeExperts::kName))
+    if (ops::runs_reference(model.kernels(), ops::MoeExperts::kName))
       return "the reference kernel of the experts counts rows on the host";
     if (!config.train.router_record.empty() || !config.train.router_replay.empty() ||
         config.rl.replays_experts())

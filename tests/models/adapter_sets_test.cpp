@@ -135,12 +135,13 @@ TEST_P(AdapterSets, InOnePassHaveTheBitsThatTheyHaveAlone) {
 
 /// A set whose rows stand in two places of a pass, one of another rank between them, and a second
 /// pass that adds to the gradients of the first.
-void check_sums(const ops::KernelPolicy& policy) {
-  const auto model =
-      testing::tiny_model(at::kDouble, /*moe=*/false, c10::Device(c10::kCPU), policy);
+void check_sums(const ops::KernelPolicy& policy, bool moe = false) {
+  const auto model = testing::tiny_model(at::kDouble, moe, c10::Device(c10::kCPU), policy);
   model->visit_parameters([](nn::Parameter& p) { p.set_trainable(false); });
   const auto a = make_set(*model, 4, 0, {"all-linear"}, {}),
-             b = make_set(*model, 7, 0, {"q_proj", "in_proj_qkv", "down_proj"}, {});
+             b = make_set(
+                 *model, 7, 0, {"q_proj", "in_proj_qkv", "down_proj"},
+                 moe ? std::vector<std::string>{"experts.down_proj"} : std::vector<std::string>{});
   const std::vector<Rows> all = {
       {a.get(), {1, 30}}, {b.get(), {2, 17}}, {nullptr, {3, 10}}, {a.get(), {4, 25}}};
   std::map<std::string, at::Tensor> expected;
@@ -171,6 +172,9 @@ TEST(AdapterSet, GradientsOfAllItsRowsAndPassesAddUpInGroups) {
   policy.named["grouped_low_rank"] = "reference";
   check_sums(policy);
 }
+
+/// Rows of neighbours that leave the routed experts as they are share their products.
+TEST(AdapterSet, GradientsOfAllItsRowsAndPassesAddUpBesideExperts) { check_sums({}, /*moe=*/true); }
 
 INSTANTIATE_TEST_SUITE_P(Models, AdapterSets,
                          ::testing::Combine(::testing::Bool(), ::testing::Bool()),

@@ -6,6 +6,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <tuple>
 
 #include "adapters/lora.h"
 #include "assembly/model_on_ranks.h"
@@ -106,13 +107,15 @@ class Tenants {
   Trained trained_;
 };
 
-/// Whether the process is deterministic: sets then have products of their own.
-class RecordedTenantPasses : public ::testing::TestWithParam<bool> {
+/// Whether the process is deterministic: sets then have products of their own; and whether the
+/// model has experts.
+class RecordedTenantPasses : public ::testing::TestWithParam<std::tuple<bool, bool>> {
  protected:
   void SetUp() override {
     if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device, or libtorch_cuda is not linked";
-    device::set_deterministic(GetParam());
-    base_.emplace(testing::model_on_gpu(assembly::Purpose::kTenants));
+    const auto [deterministic, has_experts] = GetParam();
+    device::set_deterministic(deterministic);
+    base_.emplace(testing::model_on_gpu(assembly::Purpose::kTenants, {}, has_experts));
   }
   void TearDown() override { device::set_deterministic(false); }
 
@@ -216,8 +219,12 @@ TEST_P(RecordedTenantPasses, MixLossesThatNeedTheLogprobsWithOnesThatDoNot) {
   EXPECT_EQ(found, (std::vector<bool>{false, true, false, true, true, true}));
 }
 
-INSTANTIATE_TEST_SUITE_P(Gpu, RecordedTenantPasses, ::testing::Bool(),
-                         [](const auto& info) { return info.param ? "deterministic" : "usual"; });
+INSTANTIATE_TEST_SUITE_P(Gpu, RecordedTenantPasses,
+                         ::testing::Combine(::testing::Bool(), ::testing::Bool()),
+                         [](const auto& info) {
+                           return std::string(std::get<0>(info.param) ? "deterministic" : "usual") +
+                                  (std::get<1>(info.param) ? "Experts" : "");
+                         });
 
 }  // namespace
 }  // namespace heddle::tenants
