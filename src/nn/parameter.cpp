@@ -232,4 +232,9 @@ void Parameter::collect_gradient() {
   value_.mutable_grad().reset();
 }
 
+void Parameter::clear_gradient() {
+  gradient_.reset();
+  if (value_.defined() && value_.grad().defined()) value_.mutable_grad().reset();
+}
+
 }  // namespace heddle::nn

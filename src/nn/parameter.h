@@ -139,7 +139,8 @@ class Parameter {
   /// Moves what autograd left on the leaf into the accumulated gradient; called after each backward
   /// of the block.
   void collect_gradient();
-  void clear_gradient() { gradient_.reset(); }
+  /// Drops it, and what a backward that did not end left on the leaf.
+  void clear_gradient();
   /// Replaces the accumulated gradient by its sum over the ranks, of the shape of owned().
   void set_reduced_gradient(at::Tensor gradient) { gradient_ = std::move(gradient); }
 

@@ -9,7 +9,9 @@
 #include <vector>
 
 #include "base/errors.h"
+#include "base/text.h"
 #include "ckpt/hf_adapter.h"
+#include "device/device.h"
 #include "ops/autograd.h"
 
 namespace heddle::tenants {
@@ -51,6 +53,29 @@ std::unique_ptr<train::Optimizer> make_optimizer(assembly::ModelOnRanks& base,
                                             train::Optimizer::Ranks::of(base.context.mesh));
 }
 
+void require_room(const LoraSet& factors, std::int64_t free_bytes) {
+  std::int64_t numbers = 0, of_experts = 0, bytes = 0;
+  factors.visit_parameters([&](const nn::Parameter& factor) {
+    const at::Tensor own = factor.owned();
+    numbers += own.numel();
+    if (own.dim() == 3) of_experts += own.numel();
+    const bool has_master = own.element_size() < 4;
+    bytes += own.numel() * static_cast<std::int64_t>(sizeof(float)) * (has_master ? 4 : 3);
+  });
+  if (bytes <= free_bytes) return;
+  throw_error<ConfigError>(
+      "adapters of rank {} have {:.1f} million weights here{}: their gradients and optimizer take "
+      "{}, and {} of memory are free; expected a lower rank, fewer of train_attn, train_mlp and "
+      "train_unembed, or the end of another run",
+      factors.options().rank, static_cast<double>(numbers) / 1e6,
+      of_experts > 0
+          ? fmt::format(", {:.0f} % of them on routed experts",
+                        100 * static_cast<double>(of_experts) / static_cast<double>(numbers))
+          : "",
+      text::format_bytes(static_cast<double>(bytes)),
+      text::format_bytes(static_cast<double>(std::max<std::int64_t>(0, free_bytes))));
+}
+
 TrainedSet make_trained_set(assembly::ModelOnRanks& base, const SetOptions& options) {
   if (options.rank < 1 || options.rank > 512)
     throw_error<ConfigError>("rank {}: expected a number from 1 to 512", options.rank);
@@ -60,12 +85,13 @@ TrainedSet make_trained_set(assembly::ModelOnRanks& base, const SetOptions& opti
   lora.rank = options.rank;
   lora.alpha = options.alpha;
   lora.seed = options.seed;
-  TrainedSet set{options, {}, {}};
+  TrainedSet set{.options = options, .factors = {}, .optimizer = {}};
   const std::vector<LoraSet::Module> modules = modules_of(*base.model, options, lora.scaling());
   if (modules.empty())
     throw ConfigError("nothing to train: expected one of train_attn, train_mlp, train_unembed");
   set.factors =
       std::make_unique<LoraSet>(ckpt::adaptable(*base.model), modules, lora, base.context);
+  require_room(*set.factors, device::free_bytes(base.context.device));
   set.factors->initialize();
   set.optimizer = make_optimizer(base, *set.factors, options.seed);
   return set;

@@ -18,7 +18,13 @@ struct TrainedSet {
   SetOptions options;
   std::unique_ptr<adapters::LoraSet> factors;
   std::unique_ptr<train::Optimizer> optimizer;
+  /// A pass failed with some of its gradients added: all since the last step were dropped.
+  bool has_lost_gradients = false;
 };
+
+/// Throws ConfigError where gradients and optimizer of a set with these factors, which have their
+/// memory, take more than `free_bytes`.
+void require_room(const adapters::LoraSet& factors, std::int64_t free_bytes);
 
 /// AdamW over a set's factors, whose numbers come with each step.
 std::unique_ptr<train::Optimizer> make_optimizer(assembly::ModelOnRanks& base,

@@ -12,6 +12,7 @@
 #include "ckpt/adapter_directory.h"
 #include "ckpt/hf_adapter.h"
 #include "ckpt/tensor_io.h"
+#include "device/device.h"
 #include "ops/autograd.h"
 #include "tenants/trained_set.h"
 
@@ -132,6 +133,7 @@ TrainedSet load_trained_set(assembly::ModelOnRanks& base, const std::filesystem:
   if (with_optimizer && !has_state)
     throw_error<ModelError>("{}: no {}; it was not saved with its optimizer", directory.string(),
                             kState);
+  require_room(*set.factors, device::free_bytes(base.context.device));
   set.optimizer = make_optimizer(base, *set.factors, set.options.seed);
   if (!has_state) return set;
   const std::string where = (directory / kState).string();

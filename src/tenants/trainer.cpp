@@ -4,6 +4,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/tensor.h>
+#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <map>
@@ -155,6 +156,8 @@ struct Trainer::State {
     return last_id;
   }
   void run(const std::vector<Cut>& cuts, bool wants_gradients);
+  /// run() with gradients, which are dropped where it fails.
+  void differentiate(const std::vector<Cut>& cuts);
   void launch(const std::vector<std::vector<Cut>>& planned,
               const std::vector<std::vector<Piece>>& passes, bool wants_gradients);
   /// Puts alike cuts of a pass in the same order in every pass, whoever they belong to.
@@ -280,6 +283,19 @@ void Trainer::State::run(const std::vector<Cut>& cuts, bool wants_gradients) {
   if (!may_replay) launch(planned, passes, wants_gradients);
 }
 
+void Trainer::State::differentiate(const std::vector<Cut>& cuts) {
+  try {
+    run(cuts, /*wants_gradients=*/true);
+  } catch (...) {
+    for (const Cut& cut : cuts) {
+      TrainedSet& set = at(cut.work->set);
+      set.factors->visit_parameters([](nn::Parameter& factor) { factor.clear_gradient(); });
+      set.has_lost_gradients = true;
+    }
+    throw;
+  }
+}
+
 const std::vector<PassShape>& Trainer::last_passes() const { return state_->shapes; }
 
 std::vector<WorkResult> Trainer::forward_backward(std::span<const Work> works) {
@@ -299,8 +315,16 @@ std::vector<WorkResult> Trainer::forward_backward(std::span<const Work> works) {
     all.insert(all.end(), cuts.begin(), cuts.end());
   }
   const ExactPasses exact(state_->options.deterministic);
-  state_->run(forward, /*wants_gradients=*/false);
-  state_->run(both, /*wants_gradients=*/true);
+  try {
+    state_->run(forward, /*wants_gradients=*/false);
+    state_->differentiate(both);
+  } catch (const c10::OutOfMemoryError& error) {
+    log::error("a training pass: {}", error.what_without_backtrace());
+    throw_error<DeviceError>(
+        "{} has no memory left for a training pass: expected shorter sequences, or fewer runs in "
+        "memory",
+        state_->base.context.device.str());
+  }
   return results;
 }
 
@@ -316,14 +340,30 @@ std::vector<StepResult> Trainer::optim_steps(std::span<const SetUpdate> updates)
     if (!seen.insert(update.set).second)
       throw_error<DataError>("the set of adapters {} has two updates in one step", update.set);
   }
+  std::vector<StepResult> results(updates.size());
+  std::vector<std::size_t> stepping;
   std::vector<SetStep> steps;
-  for (const auto& [id, params] : updates) {
-    train::Optimizer& optimizer = *state_->at(id).optimizer;
-    optimizer.set_adamw(params.beta1, params.beta2, params.eps, params.weight_decay);
-    steps.push_back({.optimizer = &optimizer, .lr = params.lr, .clip_norm = params.grad_clip_norm});
+  for (std::size_t i = 0; i < updates.size(); ++i) {
+    const auto& [id, params] = updates[i];
+    TrainedSet& set = state_->at(id);
+    if (set.has_lost_gradients) {
+      set.factors->visit_parameters([](nn::Parameter& factor) { factor.clear_gradient(); });
+      set.has_lost_gradients = false;
+      results[i] = {.updated = false,
+                    .error =
+                        "a forward_backward since the last step failed, and the gradients were "
+                        "dropped: send all of the step again"};
+      continue;
+    }
+    set.optimizer->set_adamw(params.beta1, params.beta2, params.eps, params.weight_decay);
+    steps.push_back(
+        {.optimizer = set.optimizer.get(), .lr = params.lr, .clip_norm = params.grad_clip_norm});
+    stepping.push_back(i);
   }
   // The host knows the norms; the device has yet to update. What comes next is queued behind it.
-  return step(state_->base, steps);
+  const std::vector<StepResult> stepped = step(state_->base, steps);
+  for (std::size_t s = 0; s < stepped.size(); ++s) results[stepping[s]] = stepped[s];
+  return results;
 }
 
 void Trainer::save(SetId set, const std::filesystem::path& directory, bool with_optimizer,

@@ -81,6 +81,9 @@ struct StepResult {
   double grad_norm = 0;  ///< Before clipping; 0 without gradients.
   /// False where the norm is not finite: the gradients were dropped and nothing else changed.
   bool updated = true;
+  /// Unless empty, why the set has no gradients: a forward_backward failed after the last step.
+  /// What it had was dropped, and nothing else changed.
+  std::string error = {};
 };
 
 struct TrainerOptions {
@@ -125,7 +128,9 @@ class Trainer {
   /// the work. Touches no state that training changes, but the list of sets.
   void check(const Work& work) const;
   /// Adds the gradients of every work to those of its set, and gives its outputs. A work that
-  /// check() refuses carries the reason in its result and leaves the others alone.
+  /// check() refuses carries the reason in its result and leaves the others alone. Where a pass
+  /// fails, DeviceError for want of memory, the gradients of all sets of the call are dropped, and
+  /// their next updates refused.
   std::vector<WorkResult> forward_backward(std::span<const Work> works);
   /// Passes of the last forward_backward().
   const std::vector<PassShape>& last_passes() const;

@@ -8,6 +8,7 @@
 #include "assembly/from_config.h"
 #include "assembly/model_on_ranks.h"
 #include "base/errors.h"
+#include "base/log.h"
 #include "config/config.h"
 #include "data/tokenizer/tokenizer.h"
 #include "rollout/answers.h"
@@ -53,6 +54,17 @@ std::vector<std::vector<TokenLogprob>> as_told(
   return out;
 }
 
+/// Says for want of what memory the device stopped.
+template <class Work>
+auto within_memory(const char* what, const Work& work) {
+  try {
+    return work();
+  } catch (const c10::OutOfMemoryError& error) {
+    log::error("{}: {}", what, error.what_without_backtrace());
+    throw_error<DeviceError>("the device has no memory left for {}", what);
+  }
+}
+
 class EngineBackend final : public Backend {
  public:
   explicit EngineBackend(const EngineBackendOptions& options)
@@ -75,7 +87,7 @@ class EngineBackend final : public Backend {
   const ModelFacts& facts() const override { return facts_; }
 
   tenants::SetId create(const tenants::SetOptions& options) override {
-    return trainer_.create(options);
+    return within_memory("new adapters", [&] { return trainer_.create(options); });
   }
   void remove(tenants::SetId set) override { trainer_.remove(set); }
   std::vector<tenants::WorkResult> forward_backward(std::span<const tenants::Work> works) override {
@@ -87,14 +99,15 @@ class EngineBackend final : public Backend {
   }
   std::vector<tenants::StepResult> optim_steps(
       std::span<const tenants::SetUpdate> updates) override {
-    return trainer_.optim_steps(updates);
+    return within_memory("an optimizer step", [&] { return trainer_.optim_steps(updates); });
   }
   void save(tenants::SetId set, const std::filesystem::path& directory,
             bool with_optimizer) override {
     trainer_.save(set, directory, with_optimizer);
   }
   tenants::SetId load(const std::filesystem::path& directory, bool with_optimizer) override {
-    return trainer_.load(directory, with_optimizer);
+    return within_memory("the weights of a run",
+                         [&] { return trainer_.load(directory, with_optimizer); });
   }
   std::shared_ptr<const adapters::LoraSet> snapshot(tenants::SetId set) override {
     return trainer_.snapshot(set);
@@ -128,7 +141,8 @@ class EngineBackend final : public Backend {
   bool is_generating() const override { return !engine_.is_idle(); }
   std::vector<Event> step() override {
     std::vector<Event> events;
-    std::vector<rollout::Progress> news = engine_.step();
+    std::vector<rollout::Progress> news =
+        within_memory("a pass of generation", [&] { return engine_.step(); });
     if (const rollout::PassShape& pass = engine_.last_pass(); pass.sequences > 0) {
       passes_.push_back({pass.draws ? ModelPass::Kind::kDecode : ModelPass::Kind::kPrompt,
                          pass.recorded, pass.sequences, pass.tokens, pass.sets});

@@ -141,6 +141,9 @@ void ModelThread::step() {
   std::vector<Backend::Event> events;
   try {
     events = backend_->step();
+  } catch (const DeviceError& error) {
+    fail_all(error.what());
+    return;
   } catch (const std::exception& error) {
     log::error("generation stops: {}", error.what());
     fail_all("internal error in a pass of the model");

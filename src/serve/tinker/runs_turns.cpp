@@ -24,6 +24,9 @@ Outcome guarded(const Work& work) {
     return Outcome::failure(error.what(), "user");
   } catch (const HttpError& error) {
     return Outcome::failure(error.what(), "user");
+  } catch (const DeviceError& error) {
+    log::error("an operation on the model fails: {}", error.what());
+    return Outcome::failure(error.what(), "server");
   } catch (const FileError& error) {
     log::error("an operation on the model fails: {}", error.what());
     return Outcome::failure(kFilesFail, "server");

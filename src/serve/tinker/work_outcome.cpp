@@ -57,6 +57,7 @@ Outcome outcome_of(const tenants::Work& work, const tenants::WorkResult& result)
 }
 
 Outcome outcome_of(const tenants::StepResult& result) {
+  if (!result.error.empty()) return Outcome::failure(result.error, "server");
   if (!result.updated)
     return Outcome::failure(
         "the norm of the gradients is not finite: the gradients were dropped and nothing else "
