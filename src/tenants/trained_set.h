@@ -18,8 +18,13 @@ struct TrainedSet {
   SetOptions options;
   std::unique_ptr<adapters::LoraSet> factors;
   std::unique_ptr<train::Optimizer> optimizer;
-  /// A pass failed with some of its gradients added: all since the last step were dropped.
-  bool has_lost_gradients = false;
+  /// Gradients since the last step were dropped, as a pass failed with a part of them added.
+  bool refuses_step = false;
+
+  void drop_gradients(bool refuses) {
+    factors->visit_parameters([](nn::Parameter& factor) { factor.clear_gradient(); });
+    refuses_step = refuses;
+  }
 };
 
 /// Throws ConfigError where gradients and optimizer of a set with these factors, which have their

@@ -289,8 +289,7 @@ void Trainer::State::differentiate(const std::vector<Cut>& cuts) {
   } catch (...) {
     for (const Cut& cut : cuts) {
       TrainedSet& set = at(cut.work->set);
-      set.factors->visit_parameters([](nn::Parameter& factor) { factor.clear_gradient(); });
-      set.has_lost_gradients = true;
+      set.drop_gradients(/*refuses_step=*/true);
     }
     throw;
   }
@@ -346,9 +345,8 @@ std::vector<StepResult> Trainer::optim_steps(std::span<const SetUpdate> updates)
   for (std::size_t i = 0; i < updates.size(); ++i) {
     const auto& [id, params] = updates[i];
     TrainedSet& set = state_->at(id);
-    if (set.has_lost_gradients) {
-      set.factors->visit_parameters([](nn::Parameter& factor) { factor.clear_gradient(); });
-      set.has_lost_gradients = false;
+    if (set.refuses_step) {
+      set.drop_gradients(/*refuses_step=*/false);
       results[i] = {.updated = false,
                     .error =
                         "a forward_backward since the last step failed, and the gradients were "
@@ -364,6 +362,10 @@ std::vector<StepResult> Trainer::optim_steps(std::span<const SetUpdate> updates)
   const std::vector<StepResult> stepped = step(state_->base, steps);
   for (std::size_t s = 0; s < stepped.size(); ++s) results[stepping[s]] = stepped[s];
   return results;
+}
+
+void Trainer::drop_gradients(SetId set, bool refuses_step) {
+  state_->at(set).drop_gradients(refuses_step);
 }
 
 void Trainer::save(SetId set, const std::filesystem::path& directory, bool with_optimizer,

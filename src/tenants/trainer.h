@@ -140,6 +140,9 @@ class Trainer {
   /// optim_step() of several sets, none of them twice: the bits of each by itself, in launches that
   /// all share.
   std::vector<StepResult> optim_steps(std::span<const SetUpdate> updates);
+  /// Those since its last step, as where a step or, with `refuses_step`, a pass has failed: then
+  /// the next update is refused.
+  void drop_gradients(SetId set, bool refuses_step);
 
   /// Writes a PEFT directory; `with_optimizer`: besides moments, steps and gradients that wait for
   /// a step, so that load() goes on with the same bits. Appears whole under its name. Throws

@@ -26,12 +26,17 @@ class RecordingBackend final : public Backend {
     return last_;
   }
   void remove(tenants::SetId set) override { sets_.erase(set); }
+  /// A first token of 98 stands for long work, one of 99 for a pass that finds no memory.
   std::vector<tenants::WorkResult> forward_backward(std::span<const tenants::Work> works) override {
     if (works.size() > most_joined) most_joined = works.size();
     calls += " pass of " + std::to_string(works.size());
     if (works[0].data[0].tokens[0] == 98) {
       long_work_began.release();
       long_work_may_end.acquire();
+    }
+    if (works[0].data[0].tokens[0] == 99) {
+      for (const tenants::Work& work : works) drop_gradients(work.set, true);
+      throw DeviceError("the device has no memory left");
     }
     std::vector<tenants::WorkResult> results;
     for (const tenants::Work& work : works) {
@@ -60,6 +65,11 @@ class RecordingBackend final : public Backend {
     std::vector<tenants::StepResult> results;
     for (const auto& [id, params] : updates) {
       Set& set = sets_.at(id);
+      if (set.refuses_step) {
+        drop_gradients(id, false);
+        results.push_back({0, false, "the gradients were dropped"});
+        continue;
+      }
       const bool is_finite = params.lr != 13;
       if (is_finite)
         set.weights = hash::of(std::to_string(set.weights) + " " + std::to_string(set.gradient) +
@@ -68,6 +78,9 @@ class RecordingBackend final : public Backend {
       results.push_back({static_cast<double>(set.weights % 1000), is_finite});
     }
     return results;
+  }
+  void drop_gradients(tenants::SetId id, bool refuses_step) override {
+    sets_.at(id) = {sets_.at(id).weights, 0, refuses_step};
   }
   void save(tenants::SetId id, const std::filesystem::path& directory, bool) override {
     calls += " save";
@@ -139,6 +152,7 @@ class RecordingBackend final : public Backend {
   struct Set {
     std::uint64_t weights = 0;
     std::uint64_t gradient = 0;
+    bool refuses_step = false;
   };
   ModelFacts facts_;
   std::map<tenants::SetId, Set> sets_;

@@ -78,6 +78,7 @@ class ScriptedBackend : public Backend {
   std::vector<tenants::StepResult> optim_steps(std::span<const tenants::SetUpdate>) override {
     refuse();
   }
+  void drop_gradients(tenants::SetId, bool) override { refuse(); }
   void save(tenants::SetId, const std::filesystem::path&, bool) override { refuse(); }
   tenants::SetId load(const std::filesystem::path&, bool) override { refuse(); }
 

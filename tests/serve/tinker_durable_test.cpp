@@ -1,7 +1,9 @@
 #include <filesystem>
 #include <future>
+#include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -17,6 +19,7 @@ namespace {
 
 using nlohmann::json;
 using testing::ApiClient;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using testing::Served;
 using testing::weights_after;
@@ -88,6 +91,53 @@ TEST(Durable, RunsRequestsAgainAfterARestart) {
     EXPECT_EQ(made, caller.create_model(run.substr(0, run.find(':'))));
     EXPECT_EQ(weights_after(caller, requests), whole) << "stopped after " << before;
   }
+}
+
+/// Outcomes of requests, and the run's weights after them and one more step; with a restart after
+/// the first `before` of them, or without.
+std::pair<std::vector<std::string>, double> after_failures(const std::vector<json>& bodies,
+                                                           std::optional<std::size_t> before) {
+  tinker::ServiceOptions options = durable();
+  options.durable_steps = 20;
+  const Directory folder;
+  std::optional<Served> served(std::in_place, folder.path(), options);
+  std::optional<ApiClient> caller(std::in_place, served->port());
+  const std::string run = caller->create_model(caller->session()).at("model_id");
+  std::vector<std::string> outcomes;
+  for (std::size_t i = 0; i < bodies.size(); ++i) {
+    json body = bodies[i];
+    body["model_id"] = run;
+    const bool is_step = body.contains("adam_params");
+    const json outcome =
+        caller->wait(caller->post(is_step ? "optim_step" : "forward_backward", body));
+    outcomes.push_back(outcome.is_object() ? outcome.value("error", "") : "");
+    if (before != i + 1) continue;
+    caller.reset();
+    served.reset();
+    served.emplace(folder.path(), options);
+    caller.emplace(served->port());
+  }
+  const auto next = static_cast<int>(bodies.size()) + 1;
+  return {outcomes, weights_after(*caller, steps_of(run, next, 1))};
+}
+
+TEST(Durable, GradientsThatWereDroppedStayDropped) {
+  json not_finite = ApiClient::step("", 2);
+  not_finite["adam_params"]["learning_rate"] = 13;
+  const std::vector<std::vector<json>> all = {
+      {ApiClient::work("", 1, {3, 4}), not_finite, ApiClient::work("", 3, {5, 6})},
+      {ApiClient::work("", 1, {3, 4}), ApiClient::work("", 2, {99, 4}),
+       ApiClient::work("", 3, {5, 6}), ApiClient::step("", 4), ApiClient::work("", 5, {7, 8})}};
+  for (const std::vector<json>& bodies : all) {
+    const auto whole = after_failures(bodies, std::nullopt);
+    for (std::size_t before = 1; before <= bodies.size(); ++before)
+      EXPECT_EQ(after_failures(bodies, before), whole) << "restart after " << before;
+  }
+  EXPECT_THAT(after_failures(all[0], std::nullopt).first,
+              ElementsAre("", HasSubstr("not finite"), ""));
+  EXPECT_THAT(
+      after_failures(all[1], std::nullopt).first,
+      ElementsAre("", "the device has no memory left", "", "the gradients were dropped", ""));
 }
 
 TEST(Durable, AStepWhoseStateCannotBeSavedIsAStep) {

@@ -54,6 +54,22 @@ TEST(TinkerTurns, JoinsTheWorkOfManyRunsInOnePass) {
   EXPECT_EQ(joined, alone) << "as if it had been alone";
 }
 
+TEST(TinkerTurns, ARunThatCouldNotBeMadeFailsAlone) {
+  const Directory folder;
+  Served served(folder.path(), Served::quick(), {});
+  ApiClient caller(served.port());
+  const std::vector<std::string> runs = made_runs(caller, {8, 13, 8});  // 13 cannot be
+  caller.post("forward_backward", ApiClient::work(runs[0], 1, {98}));
+  served.backend().long_work_began.acquire();
+  const json without = caller.post("forward_backward", ApiClient::work(runs[1], 1, {1, 2})),
+             with = caller.post("forward_backward", ApiClient::work(runs[2], 1, {1, 2}));
+  served.backend().long_work_may_end.release();
+  const json failed = caller.wait(without);
+  EXPECT_EQ(failed.at("category"), "user");
+  EXPECT_EQ(failed.at("error"), "run " + runs[1] + " has no weights: it could not be made");
+  EXPECT_FALSE(caller.wait(with).is_object()) << "another run's failure";
+}
+
 TEST(TinkerTurns, RunsThatTrainInStepStayInStep) {
   const Directory folder;
   Served served(folder.path(), Served::quick(), {});

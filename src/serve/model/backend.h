@@ -38,6 +38,7 @@ class Backend {
       std::span<const tenants::Work> works) = 0;
   virtual std::vector<tenants::StepResult> optim_steps(
       std::span<const tenants::SetUpdate> updates) = 0;
+  virtual void drop_gradients(tenants::SetId set, bool refuses_step) = 0;
   virtual void save(tenants::SetId set, const std::filesystem::path& directory,
                     bool with_optimizer) = 0;
   virtual tenants::SetId load(const std::filesystem::path& directory, bool with_optimizer) = 0;

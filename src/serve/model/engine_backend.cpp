@@ -101,6 +101,9 @@ class EngineBackend final : public Backend {
       std::span<const tenants::SetUpdate> updates) override {
     return within_memory("an optimizer step", [&] { return trainer_.optim_steps(updates); });
   }
+  void drop_gradients(tenants::SetId set, bool refuses_step) override {
+    trainer_.drop_gradients(set, refuses_step);
+  }
   void save(tenants::SetId set, const std::filesystem::path& directory,
             bool with_optimizer) override {
     trainer_.save(set, directory, with_optimizer);

@@ -19,7 +19,7 @@ enum State : std::int64_t { kPending = 0, kDone = 1, kFailed = 2 };
 }  // namespace
 
 Outcome Outcome::failure(const std::string& message, const std::string& category) {
-  return {true, Form::kJson, dump({{"error", message}, {"category", category}})};
+  return {true, Form::kJson, dump({{"error", message}, {"category", category}}), false};
 }
 
 Promises::Promises(Server& server, Database& database, const Options& options)
@@ -102,9 +102,12 @@ std::int64_t Promises::next_cursor() {
 void Promises::store(const std::string& id, const Outcome& outcome) {
   const auto found = entries_.find(id);
   if (found == entries_.end() || found->second.is_finished || !found->second.is_durable) return;
-  Statement(database_,
-            "UPDATE request SET state = ?, is_proto = ?, result = ?, finished = ? WHERE id = ?")
+  Statement(
+      database_,
+      "UPDATE request SET state = ?, kind = ? || kind, is_proto = ?, result = ?, finished = ? "
+      "WHERE id = ?")
       .bind(std::int64_t{outcome.is_failed ? kFailed : kDone})
+      .bind(outcome.drops_gradients ? kDropped : "")
       .bind(static_cast<std::int64_t>(outcome.form))
       .bind_blob(outcome.bytes)
       .bind(now_s())

@@ -13,6 +13,9 @@
 
 namespace heddle::serve::tinker {
 
+/// Before the kind, in the database, of a request that failed and dropped the run's gradients.
+inline constexpr const char* kDropped = "dropped_";
+
 /// Outcome of an operation that a client was promised.
 struct Outcome {
   /// JSON text, or which protobuf message. The database keeps the numbers.
@@ -21,10 +24,14 @@ struct Outcome {
   bool is_failed = false;
   Form form = Form::kJson;
   std::string bytes;  ///< For a failure the object {error, category}.
+  /// Of a failure: the gradients of the run since its last step are gone.
+  bool drops_gradients = false;
 
   bool is_proto() const { return form != Form::kJson; }
-  static Outcome json(std::string text) { return {false, Form::kJson, std::move(text)}; }
-  static Outcome proto(Form form, std::string bytes) { return {false, form, std::move(bytes)}; }
+  static Outcome json(std::string text) { return {false, Form::kJson, std::move(text), false}; }
+  static Outcome proto(Form form, std::string bytes) {
+    return {false, form, std::move(bytes), false};
+  }
   /// `category`: "user" for a wrong request, "server" for anything else.
   static Outcome failure(const std::string& message, const std::string& category);
 };

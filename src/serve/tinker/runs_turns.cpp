@@ -203,23 +203,7 @@ void Runs::pump() {
   const auto turn = [this, batch, begun](Backend& backend) {
     Running& first = batch->front();
     if (first.operation.work) {
-      const Outcome failure = guarded([&] {
-        std::vector<tenants::Work> works;
-        for (Running& running : *batch) {
-          set_of(running);
-          works.push_back(std::move(*running.operation.work));
-          works.back().set = *running.set;
-        }
-        const auto results = backend.forward_backward(works);
-        for (std::size_t i = 0; i < batch->size(); ++i) {
-          const auto loss = results[i].metrics.find("loss:sum");
-          if (loss != results[i].metrics.end()) (*batch)[i].loss = loss->second;
-          (*batch)[i].outcome = outcome_of(works[i], results[i]);
-        }
-        return Outcome();
-      });
-      if (failure.is_failed)
-        for (Running& running : *batch) running.outcome = failure;
+      pass(backend, *batch);
     } else if (first.operation.make) {
       first.outcome = guarded([&] {
         const auto old = std::exchange(first.set, first.operation.make(backend));
@@ -243,16 +227,48 @@ void Runs::pump() {
   model_.run(turn, tokens);
 }
 
-void Runs::step(Backend& backend, std::vector<Running>& batch) {
-  std::vector<tenants::SetUpdate> updates;
-  std::vector<Running*> stepping;
+std::vector<Runs::Running*> Runs::with_sets(std::vector<Running>& batch) {
+  std::vector<Running*> able;
   for (Running& running : batch) {
     running.outcome = guarded([&] {
-      updates.push_back({set_of(running), *running.operation.update});
-      stepping.push_back(&running);
+      set_of(running);
+      able.push_back(&running);
       return Outcome();
     });
   }
+  return able;
+}
+
+void Runs::pass(Backend& backend, std::vector<Running>& batch) {
+  const std::vector<Running*> passing = with_sets(batch);
+  if (passing.empty()) return;
+  std::vector<tenants::Work> works;
+  for (Running* const running : passing) {
+    works.push_back(std::move(*running->operation.work));
+    works.back().set = *running->set;
+  }
+  Outcome failure = guarded([&] {
+    const auto results = backend.forward_backward(works);
+    for (std::size_t i = 0; i < passing.size(); ++i) {
+      const auto loss = results[i].metrics.find("loss:sum");
+      if (loss != results[i].metrics.end()) passing[i]->loss = loss->second;
+      passing[i]->outcome = outcome_of(works[i], results[i]);
+    }
+    return Outcome();
+  });
+  if (!failure.is_failed) return;
+  for (std::size_t i = 0; i < passing.size(); ++i) {
+    passing[i]->outcome = failure;
+    passing[i]->outcome.drops_gradients = !works[i].forward_only;
+  }
+}
+
+void Runs::step(Backend& backend, std::vector<Running>& batch) {
+  const std::vector<Running*> stepping = with_sets(batch);
+  if (stepping.empty()) return;
+  std::vector<tenants::SetUpdate> updates;
+  for (const Running* const running : stepping)
+    updates.push_back({*running->set, *running->operation.update});
   std::vector<tenants::StepResult> results;
   const Outcome failure = guarded([&] {
     results = backend.optim_steps(updates);

@@ -104,12 +104,15 @@ void Service::restore_run(const std::string& run, const std::string& tenant) {
     made.bind(owner).bind(run).bind(state.text(2));
     if (made.step()) replay(made.text(0), tenant, made.text(1), owner, made.integer(2));
   }
-  // One that failed changed nothing, and was perhaps refused: it is not run again.
+  // One that failed changed nothing but perhaps the gradients, and was perhaps refused: it is not
+  // run again.
   Statement rows(database,
-                 "SELECT CASE state WHEN 2 THEN '' ELSE kind END, body, seq FROM request WHERE "
+                 "SELECT CASE WHEN state = 2 AND instr(kind, ?) != 1 THEN '' ELSE kind END, body, "
+                 "seq FROM request WHERE "
                  "owner = ? AND seq > ? AND seq >= 0 AND (body != x'' OR state = 2) UNION SELECT "
                  "'', x'', seq FROM refused WHERE run = ? AND seq > ? AND seq NOT IN (SELECT seq "
                  "FROM request WHERE owner = ? AND seq >= 0) ORDER BY seq");
+  rows.bind(kDropped);
   rows.bind(run).bind(durable_seq).bind(run).bind(durable_seq).bind(run);
   Statement ended(database,
                   "SELECT coalesce(max(seq), 0) FROM request WHERE owner = ? AND state > 0");
@@ -122,6 +125,18 @@ void Service::restore_run(const std::string& run, const std::string& tenant) {
     if (ended.integer(0) >= rows.integer(2)) refuse_between(run, before, rows.integer(2));
     if (rows.text(0).empty()) {
       refuse_between(run, rows.integer(2) - 1, rows.integer(2) + 1);
+    } else if (rows.text(0).starts_with(kDropped)) {
+      Operation drop;
+      drop.seq = rows.integer(2);
+      drop.kind = rows.text(0);
+      drop.act = [after_pass = drop.kind.ends_with("forward_backward")](Backend& backend,
+                                                                        tenants::SetId set) {
+        backend.drop_gradients(set, after_pass);
+        return Outcome();
+      };
+      server_.post([this, run, drop] {
+        if (runs_.has(run)) runs_.add(run, drop);
+      });
     } else {
       replay(rows.text(0), tenant, rows.text(1), run, rows.integer(2));
     }

@@ -57,14 +57,18 @@ Outcome outcome_of(const tenants::Work& work, const tenants::WorkResult& result)
 }
 
 Outcome outcome_of(const tenants::StepResult& result) {
-  if (!result.error.empty()) return Outcome::failure(result.error, "server");
-  if (!result.updated)
-    return Outcome::failure(
-        "the norm of the gradients is not finite: the gradients were dropped and nothing else "
-        "changed",
-        "user");
-  return Outcome::json(
-      dump({{"type", "optim_step"}, {"metrics", {{"grad_norm:mean", result.grad_norm}}}}));
+  if (result.updated)
+    return Outcome::json(
+        dump({{"type", "optim_step"}, {"metrics", {{"grad_norm:mean", result.grad_norm}}}}));
+  Outcome failure =
+      result.error.empty()
+          ? Outcome::failure(
+                "the norm of the gradients is not finite: the gradients were dropped and nothing "
+                "else changed",
+                "user")
+          : Outcome::failure(result.error, "server");
+  failure.drops_gradients = true;
+  return failure;
 }
 
 }  // namespace heddle::serve::tinker
