@@ -156,12 +156,11 @@ struct Trainer::State {
     return last_id;
   }
   void run(const std::vector<Cut>& cuts, bool wants_gradients);
-  /// run() with gradients, which are dropped where it fails.
-  void differentiate(const std::vector<Cut>& cuts);
   void launch(const std::vector<std::vector<Cut>>& planned,
               const std::vector<std::vector<Piece>>& passes, bool wants_gradients);
   /// Puts alike cuts of a pass in the same order in every pass, whoever they belong to.
   void sort(std::vector<Cut>& pass);
+  void drop_gradients(std::span<const Work> works);
   /// Whether a graph did all of the pass.
   bool replay(const std::vector<Cut>& pass, const std::vector<Piece>& pieces);
 };
@@ -283,15 +282,12 @@ void Trainer::State::run(const std::vector<Cut>& cuts, bool wants_gradients) {
   if (!may_replay) launch(planned, passes, wants_gradients);
 }
 
-void Trainer::State::differentiate(const std::vector<Cut>& cuts) {
-  try {
-    run(cuts, /*wants_gradients=*/true);
-  } catch (...) {
-    for (const Cut& cut : cuts) {
-      TrainedSet& set = at(cut.work->set);
-      set.drop_gradients(/*refuses_step=*/true);
-    }
-    throw;
+/// After a pass that failed with a part of the gradients added, if any.
+void Trainer::State::drop_gradients(std::span<const Work> works) {
+  for (const Work& work : works) {
+    const auto found = sets.find(work.set);
+    if (!work.forward_only && found != sets.end())
+      found->second.drop_gradients(/*refuses_step=*/true);
   }
 }
 
@@ -316,13 +312,17 @@ std::vector<WorkResult> Trainer::forward_backward(std::span<const Work> works) {
   const ExactPasses exact(state_->options.deterministic);
   try {
     state_->run(forward, /*wants_gradients=*/false);
-    state_->differentiate(both);
+    state_->run(both, /*wants_gradients=*/true);
   } catch (const c10::OutOfMemoryError& error) {
+    state_->drop_gradients(works);
     log::error("a training pass: {}", error.what_without_backtrace());
     throw_error<DeviceError>(
         "{} has no memory left for a training pass: expected shorter sequences, or fewer runs in "
         "memory",
         state_->base.context.device.str());
+  } catch (...) {
+    state_->drop_gradients(works);
+    throw;
   }
   return results;
 }
