@@ -234,7 +234,7 @@ TEST(MoeExperts, AssignmentsToNoExpertAreThoseOfWeightZero) {
         const KernelTable kernels = table(name, dtype);
         const auto of_some = [&](const Tensors& in) {
           return Tensors{
-              moe_experts(kernels, {in[0], in[1], chosen, in[2], in[3], {}, {}, assignments})};
+              moe_experts(kernels, {in[0], in[1], chosen, in[2], in[3], {}, assignments})};
         };
         const double tolerance = dtype == at::kBFloat16 ? 2e-2 : 2 * tolerance_of(dtype);
         EXPECT_TRUE(close(of_some(c.in)[0], run(kernels, c.experts)(zero_weights)[0], tolerance));
@@ -255,7 +255,7 @@ TEST(MoeExperts, NoExpertIsNoneOnlyWhereItIsSaidHowMany) {
   const auto run_with = [&](std::int64_t expert, std::optional<std::int64_t> assignments) {
     const at::Tensor chosen = c.experts.clone();
     chosen[1][1].fill_(expert);
-    return moe_experts(kernels, {c.in[0], c.in[1], chosen, c.in[2], c.in[3], {}, {}, assignments});
+    return moe_experts(kernels, {c.in[0], c.in[1], chosen, c.in[2], c.in[3], {}, assignments});
   };
   run_with(4, 5);
   EXPECT_THROW(run_with(4, {}), c10::Error);

@@ -20,8 +20,10 @@ ExpertLowRank zeros_like(const ExpertLowRank& change) {
 ChangedExperts::ChangedExperts(const MoeOrder& order, const std::vector<ExpertChanges>& changes)
     : changes_(changes), parts_(order.starts.size() - 1), rows_(changes.size()) {
   if (changes.empty()) return;
-  const at::Tensor tokens = order.token.contiguous();
-  const std::int64_t* const token = tokens.const_data_ptr<std::int64_t>();
+  // One set has all rows.
+  const at::Tensor tokens = changes.size() > 1 ? order.token.cpu().contiguous() : at::Tensor();
+  const std::int64_t* const token =
+      tokens.defined() ? tokens.const_data_ptr<std::int64_t>() : nullptr;
   for (std::size_t e = 0; e < parts_.size(); ++e) {
     std::int64_t begin = order.starts[e], last_token = 0;
     for (std::size_t s = 0; s < changes.size(); ++s) {

@@ -105,7 +105,7 @@ void GpuFrozenExperts::expect_products(const Sizes& sizes, const std::vector<Loa
                          const at::Tensor& b) {
       return [&kernels, some, a, b, assignments](const Tensors& x) {
         const auto [y, same] =
-            moe_experts_branch(kernels, {x[0], x[1], some, a, b, {}, {}, assignments});
+            moe_experts_branch(kernels, {x[0], x[1], some, a, b, {}, assignments});
         return Tensors{y, same * 0.5};
       };
     };
