@@ -19,22 +19,21 @@
 namespace heddle::nn {
 namespace {
 
-/// Neighbours that leave the routed experts as they are, joined: they share the products of the
-/// experts, unless the process is deterministic.
-std::vector<AdaptedRows> for_experts(std::vector<AdaptedRows> segments) {
-  if (at::globalContext().deterministicAlgorithms()) return segments;
-  const auto is_changed = [](const AdaptedRows& rows) {
-    return rows.set != nullptr && rows.set->changes_experts();
-  };
-  std::vector<AdaptedRows> joined;
-  for (AdaptedRows& segment : segments) {
-    if (!joined.empty() && !is_changed(joined.back()) && !is_changed(segment)) {
-      joined.back().rows += segment.rows;
+bool changes_experts(const AdaptedRows& rows) {
+  return rows.set != nullptr && rows.set->changes_experts();
+}
+
+/// Neighbours that leave the routed experts as they are, joined.
+std::vector<AdaptedRows> joined(const std::vector<AdaptedRows>& segments) {
+  std::vector<AdaptedRows> result;
+  for (const AdaptedRows& segment : segments) {
+    if (!result.empty() && !changes_experts(result.back()) && !changes_experts(segment)) {
+      result.back().rows += segment.rows;
     } else {
-      joined.push_back(std::move(segment));
+      result.push_back(segment);
     }
   }
-  return joined;
+  return result;
 }
 
 }  // namespace
@@ -147,24 +146,24 @@ BlockOutput Moe::forward(const at::Tensor& x, const Pass& pass, bool want_auxili
 
 at::Tensor Moe::routed(const at::Tensor& x, const ops::MoeRouting& routing, const Pass& pass,
                        const std::function<void(const at::Tensor& x)>& other) {
-  const std::vector<AdaptedRows> segments = for_experts(adapters_of(pass, x.size(0)));
-  const auto changes = [](const AdaptedRows& rows, const ExpertWeights& weights) {
-    LowRankExperts* const change = rows.set != nullptr ? rows.set->of(weights) : nullptr;
-    return change != nullptr ? change->change() : ops::ExpertLowRank();
+  const std::vector<AdaptedRows> given = adapters_of(pass, x.size(0));
+  // Sets share the products of the experts, unless the process is deterministic.
+  const bool is_shared = !at::globalContext().deterministicAlgorithms();
+  const std::vector<AdaptedRows> segments = is_shared ? joined(given) : given;
+  const auto changes = [&](const AdaptedRows& rows) {
+    const auto of = [&](const ExpertWeights& weights) {
+      LowRankExperts* const change = rows.set != nullptr ? rows.set->of(weights) : nullptr;
+      return change != nullptr ? change->change() : ops::ExpertLowRank();
+    };
+    return ops::ExpertChanges{of(gate_up_), of(down_), rows.rows};
   };
-  const auto inputs = [&](const at::Tensor& rows_x, const at::Tensor& weights,
-                          const at::Tensor& experts, const AdaptedRows& rows) {
-    return ops::MoeExperts::Inputs{rows_x,
-                                   weights,
-                                   experts,
-                                   gate_up_.weight().value(),
-                                   down_.weight().value(),
-                                   changes(rows, gate_up_),
-                                   changes(rows, down_)};
-  };
-  if (segments.size() < 2) {
-    const auto all =
-        inputs(x, routing.weights, routing.experts, segments.empty() ? AdaptedRows{} : segments[0]);
+  ops::MoeExperts::Inputs all{x, routing.weights, routing.experts, gate_up_.weight().value(),
+                              down_.weight().value()};
+  const bool is_one = segments.size() < 2;
+  if (is_one || (is_shared && pass.kernels->get<ops::MoeExperts>().takes_sets)) {
+    for (const AdaptedRows& segment : segments)
+      if (!is_one || changes_experts(segment)) all.changes.push_back(changes(segment));
+    if (is_one && !all.changes.empty()) all.changes[0].tokens = -1;
     if (pass.expert_group != nullptr)
       return ops::moe_experts_parallel(*pass.kernels, all, *pass.expert_group, [&] { other(x); });
     const auto [y, same] = ops::moe_experts_branch(*pass.kernels, all);
@@ -175,15 +174,16 @@ at::Tensor Moe::routed(const at::Tensor& x, const ops::MoeRouting& routing, cons
               "several sets that change routed experts in one pass while ranks share those (ep) "
               "are not built: run the sets one after the other");
   other(x);
-  std::vector<std::int64_t> sizes;
-  for (const AdaptedRows& segment : segments) sizes.push_back(segment.rows);
-  const std::vector<at::Tensor> xs = x.split_with_sizes(sizes, 0),
-                                weights = routing.weights.split_with_sizes(sizes, 0),
-                                experts = routing.experts.split_with_sizes(sizes, 0);
   std::vector<at::Tensor> parts;
-  for (std::size_t s = 0; s < segments.size(); ++s) {
-    parts.push_back(
-        ops::moe_experts(*pass.kernels, inputs(xs[s], weights[s], experts[s], segments[s])));
+  std::int64_t first = 0;
+  for (const AdaptedRows& segment : segments) {
+    ops::MoeExperts::Inputs own = all;
+    own.x = x.narrow(0, first, segment.rows);
+    own.weights = routing.weights.narrow(0, first, segment.rows);
+    own.experts = routing.experts.narrow(0, first, segment.rows);
+    if (changes_experts(segment)) own.changes.push_back(changes(segment));
+    parts.push_back(ops::moe_experts(*pass.kernels, own));
+    first += segment.rows;
   }
   return at::cat(parts);
 }

@@ -44,7 +44,7 @@ Tensors inputs_of(std::int64_t tokens, std::int64_t k) {
 }
 
 ops::MoeExperts::Inputs with_experts(const Tensors& in, const at::Tensor& experts) {
-  return {in[0], in[1], experts, in[2], in[3], {in[4], in[5]}, {in[6], in[7]}};
+  return {in[0], in[1], experts, in[2], in[3], {{{in[4], in[5]}, {in[6], in[7]}}}};
 }
 
 /// Rows or experts [begin, begin + count) of each of the first two and the other inputs.

@@ -42,7 +42,7 @@ void expect_experts_equal_reference(const GroupedKernel& kernel, const at::Tenso
   const auto run = [&](const KernelTable& kernels, const at::Tensor& some) {
     return [&kernels, some, assignments](const Tensors& x) {
       const auto [y, same] =
-          moe_experts_branch(kernels, {x[0], x[1], some, x[2], x[3], {}, {}, assignments});
+          moe_experts_branch(kernels, {x[0], x[1], some, x[2], x[3], {}, assignments});
       return Tensors{y, same * 0.5};
     };
   };
@@ -208,7 +208,7 @@ void expect_low_rank_changes_equal_reference(const GroupedKernel& kernel) {
     const auto run = [&](const KernelTable& kernels, const at::Tensor& chosen, const Tensors& w) {
       return [&kernels, chosen, w](const Tensors& x) {
         return Tensors{
-            moe_experts(kernels, {x[0], x[1], chosen, w[0], w[1], {x[2], x[3]}, {x[4], x[5]}})};
+            moe_experts(kernels, {x[0], x[1], chosen, w[0], w[1], {{{x[2], x[3]}, {x[4], x[5]}}}})};
       };
     };
     const auto on_cpu =
@@ -227,6 +227,53 @@ void expect_low_rank_changes_equal_reference(const GroupedKernel& kernel) {
 TEST_F(GpuOps, GroupedExpertsWithLowRankChangesEqualReference) {
   for (const GroupedKernel& kernel : kGroupedKernels)
     expect_low_rank_changes_equal_reference(kernel);
+}
+
+/// Rows of sets of other ranks, of one that changes gate and up alone, and of none.
+void expect_sets_equal_reference(const GroupedKernel& kernel) {
+  SCOPED_TRACE(kernel.name);
+  constexpr std::int64_t kTokens = 333, kExperts = 32;
+  const std::int64_t width = kernel.intermediate_size;
+  const MoeRouting routing = moe_route(randn({kTokens, kExperts}, at::kDouble, 1), 2, true);
+  const auto factor = [](std::int64_t rows, std::int64_t columns, int seed) {
+    return randn({kExperts, rows, columns}, at::kBFloat16, seed) * 0.2;
+  };
+  Tensors in = {randn({kTokens, 64}, at::kBFloat16, 2),
+                routing.weights,
+                factor(16, 64, 5),
+                factor(2 * width, 16, 6),
+                factor(16, width, 7),
+                factor(64, 16, 8),
+                factor(5, 64, 9),
+                factor(2 * width, 5, 10)};
+  for (at::Tensor& x : in) x = x.to(at::kBFloat16).to(at::kDouble);
+  const Tensors weights = {factor(2 * width, 64, 3), factor(64, width, 4)};
+  const auto run = [](const KernelTable& kernels, const at::Tensor& chosen, const Tensors& w) {
+    return [&kernels, chosen, w](const Tensors& x) {
+      const std::vector<ExpertChanges> changes = {{{x[2], x[3]}, {x[4], x[5]}, 200},
+                                                  {{}, {}, 30},
+                                                  {{x[6], x[7]}, {}, 3},
+                                                  {{x[2], x[3]}, {x[4], x[5]}, 100}};
+      return Tensors{moe_experts(kernels, {x[0], x[1], chosen, w[0], w[1], changes})};
+    };
+  };
+  const KernelTable reference = table_of(any<MoeExperts>(), "reference", at::kDouble),
+                    grouped = grouped_experts(kernel);
+  const auto on_cpu =
+      run(reference, routing.experts, {weights[0].to(at::kDouble), weights[1].to(at::kDouble)});
+  const auto on_gpu = run(grouped, routing.experts.to(kGpu), to_gpu(weights, at::kBFloat16));
+  const Tensors gpu_in = to_gpu(in, at::kBFloat16);
+  EXPECT_TRUE(close(on_gpu(gpu_in)[0].cpu(), on_cpu(in)[0], 2e-2));
+  const Tensors actual = gradients_of(on_gpu, gpu_in), expected = gradients_of(on_cpu, in),
+                again = gradients_of(on_gpu, gpu_in);
+  for (std::size_t i = 0; i < in.size(); ++i) {
+    EXPECT_TRUE(close(actual[i].cpu(), expected[i], 3e-2)) << "gradient " << i;
+    EXPECT_TRUE(identical(actual[i].cpu(), again[i].cpu())) << "gradient " << i;
+  }
+}
+
+TEST_F(GpuOps, GroupedExpertsOfSeveralSetsEqualReference) {
+  for (const GroupedKernel& kernel : kGroupedKernels) expect_sets_equal_reference(kernel);
 }
 
 TEST_F(GpuOps, RouterAuxiliaryLossAndNormRunOnTheDevice) {

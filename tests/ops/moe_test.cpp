@@ -2,13 +2,16 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/sum.h>
 #include <ATen/ops/zeros.h>
 
+#include <numeric>
 #include <optional>
+#include <utility>
 
 #include "ops/builtin.h"
 #include "ops/moe/shared_expert.h"
@@ -231,7 +234,7 @@ TEST(MoeExperts, AssignmentsToNoExpertAreThoseOfWeightZero) {
         const KernelTable kernels = table(name, dtype);
         const auto of_some = [&](const Tensors& in) {
           return Tensors{
-              moe_experts(kernels, {in[0], in[1], chosen, in[2], in[3], {}, {}, assignments})};
+              moe_experts(kernels, {in[0], in[1], chosen, in[2], in[3], {}, assignments})};
         };
         const double tolerance = dtype == at::kBFloat16 ? 2e-2 : 2 * tolerance_of(dtype);
         EXPECT_TRUE(close(of_some(c.in)[0], run(kernels, c.experts)(zero_weights)[0], tolerance));
@@ -252,7 +255,7 @@ TEST(MoeExperts, NoExpertIsNoneOnlyWhereItIsSaidHowMany) {
   const auto run_with = [&](std::int64_t expert, std::optional<std::int64_t> assignments) {
     const at::Tensor chosen = c.experts.clone();
     chosen[1][1].fill_(expert);
-    return moe_experts(kernels, {c.in[0], c.in[1], chosen, c.in[2], c.in[3], {}, {}, assignments});
+    return moe_experts(kernels, {c.in[0], c.in[1], chosen, c.in[2], c.in[3], {}, assignments});
   };
   run_with(4, 5);
   EXPECT_THROW(run_with(4, {}), c10::Error);
@@ -318,7 +321,7 @@ std::function<Tensors(const Tensors&)> run_changed(const KernelTable& kernels,
                                                    const at::Tensor& experts) {
   return [&kernels, experts](const Tensors& in) {
     return Tensors{moe_experts(
-        kernels, {in[0], in[1], experts, in[2], in[3], {in[4], in[5]}, {in[6], in[7]}})};
+        kernels, {in[0], in[1], experts, in[2], in[3], {{{in[4], in[5]}, {in[6], in[7]}}}})};
   };
 }
 
@@ -352,6 +355,87 @@ TEST(MoeExperts, ALowRankChangeEqualsChangedMatrices) {
   }
 }
 
+/// Sets of adapters that share a call, some without a change, and the same tokens set by set.
+struct SetsOfRows {
+  Case c;
+  std::vector<ExpertChanges> changes;
+
+  explicit SetsOfRows(const std::vector<std::int64_t>& tokens, std::int64_t experts,
+                      c10::ScalarType dtype)
+      : c(make(std::accumulate(tokens.begin(), tokens.end(), std::int64_t{0}), 3, experts, 16, 24,
+               dtype)) {
+    const std::int64_t hidden = c.in[2].size(2), width = c.in[3].size(2);
+    for (std::size_t s = 0; s < tokens.size(); ++s) {
+      const auto rank = static_cast<std::int64_t>(s) + 1;
+      const int seed = 40 + 10 * static_cast<int>(s);
+      ExpertChanges change{{}, {}, tokens[s]};
+      if (s % 4 != 1) change.gate_up = low_rank(experts, rank, hidden, 2 * width, dtype, seed);
+      if (s % 4 < 2 && s != 1)
+        change.down = low_rank(experts, rank + 2, width, hidden, dtype, seed + 5);
+      changes.push_back(change);
+    }
+  }
+  /// x, weights and the factors that there are.
+  Tensors trained() const {
+    Tensors all = {c.in[0], c.in[1]};
+    for (const ExpertChanges& change : changes) {
+      for (const ExpertLowRank* const one : {&change.gate_up, &change.down})
+        if (one->defined()) all.insert(all.end(), {one->down, one->up});
+    }
+    return all;
+  }
+  /// The same inputs with these in the place of trained().
+  std::vector<ExpertChanges> with(const Tensors& in) const {
+    std::vector<ExpertChanges> own = changes;
+    std::size_t next = 2;
+    for (ExpertChanges& change : own) {
+      for (ExpertLowRank* const one : {&change.gate_up, &change.down}) {
+        if (!one->defined()) continue;
+        one->down = in[next++];
+        one->up = in[next++];
+      }
+    }
+    return own;
+  }
+};
+
+TEST(MoeExperts, SetsInOneCallAreTheSetsOneByOne) {
+  for (const char* name : {"reference", kOwn}) {
+    const KernelTable kernels = table(name, at::kDouble);
+    for (const std::vector<std::int64_t>& tokens :
+         {std::vector<std::int64_t>{20, 9, 1, 33, 14}, {5, 5}, {1, 1, 1, 1, 1, 1}}) {
+      for (const std::int64_t experts : {3, 40}) {
+        const SetsOfRows sets(tokens, experts, at::kDouble);
+        const auto together = [&](const Tensors& in) {
+          return Tensors{moe_experts(
+              kernels, {in[0], in[1], sets.c.experts, sets.c.in[2], sets.c.in[3], sets.with(in)})};
+        };
+        const auto one_by_one = [&](const Tensors& in) {
+          Tensors parts;
+          std::int64_t first = 0;
+          for (ExpertChanges& change : sets.with(in)) {
+            const std::int64_t count = std::exchange(change.tokens, -1);
+            parts.push_back(moe_experts(kernels, {in[0].narrow(0, first, count),
+                                                  in[1].narrow(0, first, count),
+                                                  sets.c.experts.narrow(0, first, count),
+                                                  sets.c.in[2],
+                                                  sets.c.in[3],
+                                                  {change}}));
+            first += count;
+          }
+          return Tensors{at::cat(parts)};
+        };
+        EXPECT_TRUE(close(together(sets.trained())[0], one_by_one(sets.trained())[0], 1e-12))
+            << name;
+        const Tensors g = gradients_of(together, sets.trained()),
+                      expected = gradients_of(one_by_one, sets.trained());
+        for (std::size_t i = 0; i < g.size(); ++i)
+          EXPECT_TRUE(close(g[i], expected[i], 1e-11)) << name << " " << i;
+      }
+    }
+  }
+}
+
 TEST(MoeExperts, KernelsAgreeOnLowRankChangesOfFrozenExperts) {
   for (const c10::ScalarType dtype : kernel_dtypes()) {
     const KernelTable kernel = table(kOwn, dtype), reference = table("reference", dtype);
@@ -360,9 +444,12 @@ TEST(MoeExperts, KernelsAgreeOnLowRankChangesOfFrozenExperts) {
       const Tensors in = with_changes(c, 4, dtype);
       const auto frozen = [&](const KernelTable& kernels) {
         return [&](const Tensors& some) {
-          return Tensors{moe_experts(
-              kernels,
-              {some[0], some[1], c.experts, in[2], in[3], {some[2], some[3]}, {some[4], some[5]}})};
+          return Tensors{moe_experts(kernels, {some[0],
+                                               some[1],
+                                               c.experts,
+                                               in[2],
+                                               in[3],
+                                               {{{some[2], some[3]}, {some[4], some[5]}}}})};
         };
       };
       const Tensors trained = {in[0], in[1], in[4], in[5], in[6], in[7]};

@@ -287,7 +287,8 @@ TEST_P(NpuExperts, EqualTheReferenceWithAndWithoutChanges) {
   };
   const Operator changed = [&](const KernelTable& kernels, c10::Device device, const Tensors& x) {
     return Tensors{moe_experts(
-        kernels, {x[0], x[1], routing.experts.to(device), x[2], x[3], {x[4], x[5]}, {x[6], x[7]}})};
+        kernels,
+        {x[0], x[1], routing.experts.to(device), x[2], x[3], {{{x[4], x[5]}, {x[6], x[7]}}}})};
   };
   expect_equal(any<MoeExperts>(), kernel, {inputs[0], inputs[1], inputs[2], inputs[3]}, plain, 3);
   expect_equal(any<MoeExperts>(), kernel, inputs, changed, 3);
@@ -299,7 +300,7 @@ TEST_P(NpuExperts, EqualTheReferenceWithAndWithoutChanges) {
           all ? at::full({19, 3}, 11, at::kLong) : routing.experts.masked_fill(is_none, 11);
       return Tensors{moe_experts(
           kernels,
-          {x[0], x[1], some.to(device), x[2], x[3], {x[4], x[5]}, {x[6], x[7]}, all ? 0 : 19})};
+          {x[0], x[1], some.to(device), x[2], x[3], {{{x[4], x[5]}, {x[6], x[7]}}}, all ? 0 : 19})};
     };
     expect_equal(any<MoeExperts>(), kernel, inputs, holes, 3);
   }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "ops/autograd.h"
 #include "ops/moe/moe.h"
 #include "ops/moe/order.h"
 #include "ops/moe/shared_expert.h"
@@ -17,18 +18,40 @@ struct CombineGradients {
 CombineGradients combine_rows_backward(const at::Tensor& rows, const at::Tensor& weights,
                                        const MoeOrder& order, const at::Tensor& grad_y);
 
-/// y += (x down_e^T) up_e^T for the rows of expert e; `low` receives x down_e^T. x [n,in], low
-/// [n,r], y [n,out]. Does nothing without a change.
-void add_low_rank(const ExpertLowRank& change, std::int64_t e, const at::Tensor& x, at::Tensor low,
-                  at::Tensor y);
-/// The backward of add_low_rank: adds to dx and writes the gradients of expert e.
-void add_low_rank_backward(const ExpertLowRank& change, std::int64_t e, const at::Tensor& x,
-                           const at::Tensor& low, const at::Tensor& dy, at::Tensor dx,
-                           ExpertLowRank& gradients);
-/// Room for `low` of n rows; undefined without a change.
-at::Tensor low_rank_rows(const ExpertLowRank& change, std::int64_t n);
-/// Zero gradients of the shape of a change (experts without rows keep them); undefined without one.
-ExpertLowRank low_rank_zeros(const ExpertLowRank& change);
+/// Which rows of a MoeOrder have which change. The rows of an expert are in the order of their
+/// tokens, so those of one set lie together.
+class ChangedExperts {
+ public:
+  /// One of the two matrices.
+  using Matrix = ExpertLowRank ExpertChanges::*;
+
+  /// `changes` outlive it.
+  ChangedExperts(const MoeOrder& order, const std::vector<ExpertChanges>& changes);
+
+  bool has(Matrix matrix) const;
+  /// Room for x down_e^T of each set's rows [n,r]; undefined where it leaves the matrix alone.
+  Tensors lows(Matrix matrix) const;
+  /// y += (x down_e^T) up_e^T for the rows of expert e of the whole x [N,in] and y [N,out]; `lows`
+  /// receive x down_e^T.
+  void add(Matrix matrix, std::int64_t e, const at::Tensor& x, const Tensors& lows,
+           const at::Tensor& y) const;
+  /// The backward of add(): adds to dx and writes the gradients of expert e.
+  void add_backward(Matrix matrix, std::int64_t e, const at::Tensor& x, const Tensors& lows,
+                    const at::Tensor& dy, const at::Tensor& dx,
+                    std::vector<ExpertChanges>& gradients) const;
+  /// Zero gradients of the shape of the changes: experts without rows keep them.
+  std::vector<ExpertChanges> zeros() const;
+
+ private:
+  struct Part {
+    std::size_t set;
+    std::int64_t begin, count;  ///< Rows of the order.
+    std::int64_t low;           ///< First row among the set's own.
+  };
+  const std::vector<ExpertChanges>& changes_;
+  std::vector<std::vector<Part>> parts_;  ///< By expert.
+  std::vector<std::int64_t> rows_;        ///< Of each set.
+};
 
 }  // namespace heddle::ops
 

@@ -22,6 +22,16 @@ ExpertLowRank detached(const ExpertLowRank& change) {
   return {ops::detached(change.down), ops::detached(change.up)};
 }
 
+/// The factors of all changes, in one order.
+Tensors factors_of(const std::vector<ExpertChanges>& changes) {
+  Tensors factors;
+  for (const ExpertChanges& change : changes) {
+    for (const ExpertLowRank* const one : {&change.gate_up, &change.down})
+      factors.insert(factors.end(), {one->down, one->up});
+  }
+  return factors;
+}
+
 void check(const MoeExperts::Inputs& in) {
   TORCH_CHECK(in.x.dim() == 2 && in.weights.dim() == 2 && in.weights.size(0) == in.x.size(0) &&
                   in.experts.sizes() == in.weights.sizes() && in.experts.scalar_type() == at::kLong,
@@ -35,8 +45,16 @@ void check(const MoeExperts::Inputs& in) {
               in.down.sizes(), " [E,H,I] with H = ", in.x.size(1));
   TORCH_CHECK(!in.assignments || (*in.assignments >= 0 && *in.assignments <= in.experts.numel()),
               "moe_experts: ", in.assignments.value_or(0), " assignments of ", in.experts.sizes());
-  check_change("gate_up", in.gate_up_change, in.gate_up);
-  check_change("down", in.down_change, in.down);
+  std::int64_t tokens = 0;
+  for (const ExpertChanges& change : in.changes) {
+    check_change("gate_up", change.gate_up, in.gate_up);
+    check_change("down", change.down, in.down);
+    tokens += change.tokens < 0 ? in.x.size(0) : change.tokens;
+  }
+  TORCH_CHECK(in.changes.empty() || tokens == in.x.size(0), "moe_experts: changes of ", tokens,
+              " tokens, and there are ", in.x.size(0));
+  TORCH_CHECK(in.changes.size() < 2 || !in.assignments,
+              "moe_experts: changes of several sets while ranks share the experts");
 }
 
 }  // namespace
@@ -49,19 +67,17 @@ std::pair<at::Tensor, at::Tensor> moe_experts_branch(const KernelTable& kernels,
                                                      const MoeExperts::Inputs& inputs) {
   check(inputs);
   const MoeExperts::Functions functions = kernels.get<MoeExperts>();
-  const Tensors differentiable = {inputs.x,
-                                  inputs.weights,
-                                  inputs.gate_up,
-                                  inputs.down,
-                                  inputs.gate_up_change.down,
-                                  inputs.gate_up_change.up,
-                                  inputs.down_change.down,
-                                  inputs.down_change.up};
+  TORCH_CHECK(inputs.changes.size() < 2 || functions.takes_sets,
+              "moe_experts: the kernel takes the changes of one set alone");
+  Tensors differentiable = {inputs.x, inputs.weights, inputs.gate_up, inputs.down};
+  const Tensors factors = factors_of(inputs.changes);
+  differentiable.insert(differentiable.end(), factors.begin(), factors.end());
   const bool keep = needs_gradient(differentiable);
-  MoeExperts::Inputs saved{
-      detached(inputs.x),           detached(inputs.weights), inputs.experts,
-      detached(inputs.gate_up),     detached(inputs.down),    detached(inputs.gate_up_change),
-      detached(inputs.down_change), inputs.assignments};
+  MoeExperts::Inputs saved{detached(inputs.x),       detached(inputs.weights), inputs.experts,
+                           detached(inputs.gate_up), detached(inputs.down),    {},
+                           inputs.assignments};
+  for (const ExpertChanges& change : inputs.changes)
+    saved.changes.push_back({detached(change.gate_up), detached(change.down), change.tokens});
   MoeExperts::Forward result = run_without_gradient([&] { return functions.forward(saved, keep); });
   if (!keep) return {result.y, inputs.x};
   const bool want_weight_gradients = inputs.gate_up.requires_grad() || inputs.down.requires_grad();
@@ -72,20 +88,16 @@ std::pair<at::Tensor, at::Tensor> moe_experts_branch(const KernelTable& kernels,
                     [functions, saved = std::move(saved), result = std::move(result),
                      want_weight_gradients](const Tensors& grads) -> Tensors {
                       if (!grads[0].defined()) {
-                        Tensors none(8);
+                        Tensors none(4 + 4 * saved.changes.size());
                         none[0] = grads[1];
                         return none;
                       }
                       const MoeExperts::Gradients g = functions.backward(
                           saved, result, grads[0], want_weight_gradients, grads[1]);
-                      return {g.x,
-                              g.weights,
-                              g.gate_up,
-                              g.down,
-                              g.gate_up_change.down,
-                              g.gate_up_change.up,
-                              g.down_change.down,
-                              g.down_change.up};
+                      Tensors gradients = {g.x, g.weights, g.gate_up, g.down};
+                      const Tensors of_factors = factors_of(g.changes);
+                      gradients.insert(gradients.end(), of_factors.begin(), of_factors.end());
+                      return gradients;
                     });
   return {outputs[0], outputs[1]};
 }
@@ -95,9 +107,12 @@ void register_moe(Registry& registry) {
                          {moe_route_reference::forward, moe_route_reference::backward});
   registry.add<MoeExperts>(
       KernelInfo::cpu("cpu"),
-      {moe_experts_cpu::forward, moe_experts_cpu::backward, gather_rows, moe_experts_cpu::sum});
+      {moe_experts_cpu::forward, moe_experts_cpu::backward, gather_rows, moe_experts_cpu::sum,
+       /*takes_eight_bits=*/false, /*takes_sets=*/true});
   registry.add<MoeExperts>(KernelInfo::reference(),
-                           {moe_experts_reference::forward, moe_experts_reference::backward});
+                           {moe_experts_reference::forward, moe_experts_reference::backward,
+                            gather_rows, sum_rows, /*takes_eight_bits=*/false,
+                            /*takes_sets=*/true});
   registry.add<SharedExpertSum>(KernelInfo::reference(), {shared_expert_reference::forward,
                                                           shared_expert_reference::backward});
 }

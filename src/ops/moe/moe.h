@@ -63,6 +63,12 @@ struct ExpertLowRank {
   bool defined() const { return down.defined(); }
 };
 
+/// Changes of the experts for consecutive tokens: those of one set of adapters, or none.
+struct ExpertChanges {
+  ExpertLowRank gate_up, down;
+  std::int64_t tokens = -1;  ///< -1: all.
+};
+
 struct MoeExperts {
   static constexpr const char* kName = "moe_experts";
   /// num_experts: those of this rank.
@@ -75,7 +81,8 @@ struct MoeExperts {
     at::Tensor experts;  ///< [T,k] int64
     at::Tensor gate_up;  ///< [E,2I,H], gate rows first
     at::Tensor down;     ///< [E,H,I]
-    ExpertLowRank gate_up_change = {}, down_change = {};
+    /// Of all tokens in order; empty: nothing is changed.
+    std::vector<ExpertChanges> changes = {};
     /// If set, how many of `experts` are in [0,E); the others are E: no expert, and no part of y.
     std::optional<std::int64_t> assignments = {};
   };
@@ -86,7 +93,7 @@ struct MoeExperts {
   struct Gradients {
     at::Tensor x, weights, gate_up,
         down;  ///< gate_up and down undefined unless `want_weight_gradients`.
-    ExpertLowRank gate_up_change, down_change;  ///< Defined where the input is.
+    std::vector<ExpertChanges> changes;  ///< As those of the inputs, defined where these are.
   };
   struct Functions {
     Forward (*forward)(const Inputs&, bool keep);
@@ -98,14 +105,15 @@ struct MoeExperts {
                          std::int64_t k) = gather_rows;
     at::Tensor (*sum)(const at::Tensor& rows, const at::Tensor& place, std::int64_t k) = sum_rows;
     bool takes_eight_bits = false;  ///< It multiplies what FrozenExperts lays beside weights.
+    bool takes_sets = false;        ///< More than one entry of changes.
   };
 };
 
 /// y[t] = sum over j of weights[t,j] * down_e (silu(gate_e x[t]) * up_e x[t]) with e =
 /// experts[t,j]: tokens sorted by expert, one product per expert that received any. y [T,H].
 /// Low-rank changes enter as two thin products beside each large one, so that frozen experts get
-/// neither a changed copy nor a gradient of their size. Differentiable in x, weights, gate_up, down
-/// and the changes.
+/// neither a changed copy nor a gradient of their size. Several sets share the large products.
+/// Differentiable in x, weights, gate_up, down and the changes.
 at::Tensor moe_experts(const KernelTable& kernels, const MoeExperts::Inputs& inputs);
 /// moe_experts, and x for another layer that reads it: the gradient of that is added where the
 /// experts' own rows are.

@@ -19,11 +19,6 @@ void for_each_expert(const MoeOrder& order, F&& f) {
   }
 }
 
-/// Rows of a tensor that may be undefined.
-at::Tensor part(const at::Tensor& t, std::int64_t begin, std::int64_t count) {
-  return t.defined() ? t.narrow(0, begin, count) : t;
-}
-
 /// silu(gate) * up of rows [gate | up], in the dtype of the rows.
 at::Tensor activation(const at::Tensor& gate_up) {
   const std::int64_t width = gate_up.size(1) / 2;
@@ -51,21 +46,27 @@ MoeExperts::Forward forward(const MoeExperts::Inputs& in, bool keep) {
   const at::Tensor rows = at::index_select(in.x, 0, order.token);
   at::Tensor gate_up = at::empty({n, in.gate_up.size(1)}, in.x.options());
   at::Tensor out = at::empty({n, hidden}, in.x.options());
-  const at::Tensor low_1 = low_rank_rows(in.gate_up_change, n);
-  const at::Tensor low_2 = low_rank_rows(in.down_change, n);
+  const ChangedExperts changed(order, in.changes);
+  const Tensors low_1 = changed.lows(&ExpertChanges::gate_up),
+                low_2 = changed.lows(&ExpertChanges::down);
+  at::Tensor hidden_rows = at::empty({n, in.down.size(2)}, in.x.options());
   for_each_expert(order, [&](std::int64_t e, std::int64_t begin, std::int64_t count) {
     const at::Tensor x = rows.narrow(0, begin, count);
     at::Tensor expert_gate_up = gate_up.narrow(0, begin, count);
     expert_gate_up.copy_(at::mm(x, in.gate_up.select(0, e).t()));
-    add_low_rank(in.gate_up_change, e, x, part(low_1, begin, count), expert_gate_up);
-    const at::Tensor h = activation(expert_gate_up);
+    changed.add(&ExpertChanges::gate_up, e, rows, low_1, gate_up);
+    at::Tensor h = hidden_rows.narrow(0, begin, count);
+    h.copy_(activation(expert_gate_up));
     at::Tensor expert_out = out.narrow(0, begin, count);
     expert_out.copy_(at::mm(h, in.down.select(0, e).t()));
-    add_low_rank(in.down_change, e, h, part(low_2, begin, count), expert_out);
+    changed.add(&ExpertChanges::down, e, hidden_rows, low_2, out);
   });
   MoeExperts::Forward result;
   result.y = combine_rows(out, in.weights, order.place, order.top_k);
-  if (keep) result.saved = {gate_up, out, low_1, low_2};
+  if (!keep) return result;
+  result.saved = {gate_up, out};
+  for (const Tensors* const lows : {&low_1, &low_2})
+    result.saved.insert(result.saved.end(), lows->begin(), lows->end());
   return result;
 }
 
@@ -74,8 +75,9 @@ MoeExperts::Gradients backward(const MoeExperts::Inputs& in, const MoeExperts::F
                                const at::Tensor& grad_branch) {
   const MoeOrder order = moe_order(in.experts, in.gate_up.size(0), in.assignments);
   const std::int64_t hidden = in.x.size(1), n = order.source.size(0);
-  const at::Tensor &gate_up = saved.saved[0], &out = saved.saved[1], &low_1 = saved.saved[2],
-                   &low_2 = saved.saved[3];
+  const at::Tensor &gate_up = saved.saved[0], &out = saved.saved[1];
+  const auto lows = saved.saved.begin() + 2, middle = lows + std::ssize(in.changes);
+  const Tensors low_1(lows, middle), low_2(middle, saved.saved.end());
   const at::Tensor rows = at::index_select(in.x, 0, order.token);
 
   const CombineGradients combined = combine_rows_backward(out, in.weights, order, grad_y);
@@ -87,23 +89,26 @@ MoeExperts::Gradients backward(const MoeExperts::Inputs& in, const MoeExperts::F
     result.gate_up = at::zeros(in.gate_up.sizes(), in.gate_up.options());
     result.down = at::zeros(in.down.sizes(), in.down.options());
   }
-  result.gate_up_change = low_rank_zeros(in.gate_up_change);
-  result.down_change = low_rank_zeros(in.down_change);
+  const ChangedExperts changed(order, in.changes);
+  result.changes = changed.zeros();
+  const at::Tensor hidden_rows = activation(gate_up);
+  at::Tensor d_hidden_rows = at::empty(hidden_rows.sizes(), hidden_rows.options()),
+             d_gate_up_rows = at::empty(gate_up.sizes(), gate_up.options());
   for_each_expert(order, [&](std::int64_t e, std::int64_t begin, std::int64_t count) {
     const at::Tensor expert_gate_up = gate_up.narrow(0, begin, count);
     const at::Tensor expert_d_out = d_out.narrow(0, begin, count);
-    const at::Tensor d_hidden = at::mm(expert_d_out, in.down.select(0, e));
-    if (in.down_change.defined()) {
-      add_low_rank_backward(in.down_change, e, activation(expert_gate_up),
-                            part(low_2, begin, count), expert_d_out, d_hidden, result.down_change);
-    }
-    const at::Tensor d_gate_up = activation_backward(expert_gate_up, d_hidden);
+    at::Tensor d_hidden = d_hidden_rows.narrow(0, begin, count);
+    d_hidden.copy_(at::mm(expert_d_out, in.down.select(0, e)));
+    changed.add_backward(&ExpertChanges::down, e, hidden_rows, low_2, d_out, d_hidden_rows,
+                         result.changes);
+    at::Tensor d_gate_up = d_gate_up_rows.narrow(0, begin, count);
+    d_gate_up.copy_(activation_backward(expert_gate_up, d_hidden));
     at::Tensor expert_dx = dx.narrow(0, begin, count);
     expert_dx.copy_(at::mm(d_gate_up, in.gate_up.select(0, e)));
-    add_low_rank_backward(in.gate_up_change, e, rows.narrow(0, begin, count),
-                          part(low_1, begin, count), d_gate_up, expert_dx, result.gate_up_change);
+    changed.add_backward(&ExpertChanges::gate_up, e, rows, low_1, d_gate_up_rows, dx,
+                         result.changes);
     if (!want_weight_gradients) return;
-    result.down.select(0, e).copy_(at::mm(expert_d_out.t(), activation(expert_gate_up)));
+    result.down.select(0, e).copy_(at::mm(expert_d_out.t(), hidden_rows.narrow(0, begin, count)));
     result.gate_up.select(0, e).copy_(at::mm(d_gate_up.t(), rows.narrow(0, begin, count)));
   });
   result.x = sum_rows(dx, order.place, order.top_k);

@@ -105,7 +105,7 @@ void GpuFrozenExperts::expect_products(const Sizes& sizes, const std::vector<Loa
                          const at::Tensor& b) {
       return [&kernels, some, a, b, assignments](const Tensors& x) {
         const auto [y, same] =
-            moe_experts_branch(kernels, {x[0], x[1], some, a, b, {}, {}, assignments});
+            moe_experts_branch(kernels, {x[0], x[1], some, a, b, {}, assignments});
         return Tensors{y, same * 0.5};
       };
     };
@@ -162,8 +162,9 @@ TEST_F(GpuFrozenExperts, AreRefusedByOtherProductsAndWithAdapters) {
       table_of(any<MoeExperts>(), "cuda.grouped_mm", at::kBFloat16, {Platform::kCuda});
   EXPECT_THROW(moe_experts(library, in), c10::Error);
   moe_experts(experts_, in);
-  in.gate_up_change = {randn({4, 8, Sizes().hidden}, at::kBFloat16, 5).to(gpu()),
-                       randn({4, 2 * Sizes().width, 8}, at::kBFloat16, 6).to(gpu())};
+  in.changes = {{{randn({4, 8, Sizes().hidden}, at::kBFloat16, 5).to(gpu()),
+                  randn({4, 2 * Sizes().width, 8}, at::kBFloat16, 6).to(gpu())},
+                 {}}};
   EXPECT_THROW(moe_experts(experts_, in), c10::Error);
 }
 

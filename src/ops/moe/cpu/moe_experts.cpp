@@ -22,10 +22,8 @@ struct Expert {
   std::int64_t index, begin, count;
 };
 
-/// The rows of an expert; undefined stays undefined.
-at::Tensor part(const at::Tensor& t, const Expert& e) {
-  return t.defined() ? t.narrow(0, e.begin, e.count) : t;
-}
+/// The rows of an expert.
+at::Tensor part(const at::Tensor& t, const Expert& e) { return t.narrow(0, e.begin, e.count); }
 
 std::vector<Expert> non_empty(const MoeOrder& order) {
   std::vector<Expert> experts;
@@ -127,23 +125,27 @@ MoeExperts::Forward forward(const MoeExperts::Inputs& in, bool keep) {
   const at::Tensor w1 = detached(in.gate_up), w2 = detached(in.down);
   const at::Tensor rows = at::index_select(in.x, 0, order.token);
   at::Tensor gate_up = at::empty({n, w1.size(1)}, in.x.options());
-  const at::Tensor low_1 = low_rank_rows(in.gate_up_change, n);
+  const ChangedExperts changed(order, in.changes);
+  const Tensors low_1 = changed.lows(&ExpertChanges::gate_up),
+                low_2 = changed.lows(&ExpertChanges::down);
   for_each_expert(experts, n, [&](const Expert& e) {
     at::Tensor out = part(gate_up, e);
     at::mm_out(out, part(rows, e), w1.select(0, e.index).t());
-    add_low_rank(in.gate_up_change, e.index, part(rows, e), part(low_1, e), out);
+    changed.add(&ExpertChanges::gate_up, e.index, rows, low_1, gate_up);
   });
   const at::Tensor hidden = activation(gate_up);
   at::Tensor out = at::empty({n, in.x.size(1)}, in.x.options());
-  const at::Tensor low_2 = low_rank_rows(in.down_change, n);
   for_each_expert(experts, n, [&](const Expert& e) {
     at::Tensor expert_out = part(out, e);
     at::mm_out(expert_out, part(hidden, e), w2.select(0, e.index).t());
-    add_low_rank(in.down_change, e.index, part(hidden, e), part(low_2, e), expert_out);
+    changed.add(&ExpertChanges::down, e.index, hidden, low_2, out);
   });
   MoeExperts::Forward result;
   result.y = combine(out, weights, order.place, order.top_k);
-  if (keep) result.saved = {gate_up, out, low_1, low_2};
+  if (!keep) return result;
+  result.saved = {gate_up, out};
+  for (const Tensors* const lows : {&low_1, &low_2})
+    result.saved.insert(result.saved.end(), lows->begin(), lows->end());
   return result;
 }
 
@@ -157,8 +159,9 @@ MoeExperts::Gradients backward(const MoeExperts::Inputs& in, const MoeExperts::F
   const at::Tensor grad_y = grad_y_in.contiguous();
   const at::Tensor weights = in.weights.to(in.x.scalar_type()).contiguous();
   const at::Tensor w1 = detached(in.gate_up), w2 = detached(in.down);
-  const at::Tensor &gate_up = saved.saved[0], &out = saved.saved[1], &low_1 = saved.saved[2],
-                   &low_2 = saved.saved[3];
+  const at::Tensor &gate_up = saved.saved[0], &out = saved.saved[1];
+  const auto lows = saved.saved.begin() + 2, middle = lows + std::ssize(in.changes);
+  const Tensors low_1(lows, middle), low_2(middle, saved.saved.end());
 
   MoeExperts::Gradients result;
   // d_out[p] = weight * dy[token], d_weight = dy[token] . out[p]: one pass over the sorted rows.
@@ -179,26 +182,26 @@ MoeExperts::Gradients backward(const MoeExperts::Inputs& in, const MoeExperts::F
                    [&](std::int64_t begin, std::int64_t end) { kernels.scatter(a, begin, end); });
   result.weights = d_weights.to(in.weights.scalar_type());
 
-  const bool want_hidden = want_weight_gradients || in.down_change.defined();
-  const bool want_rows = want_weight_gradients || in.gate_up_change.defined();
+  const ChangedExperts changed(order, in.changes);
+  const bool want_hidden = want_weight_gradients || changed.has(&ExpertChanges::down);
+  const bool want_rows = want_weight_gradients || changed.has(&ExpertChanges::gate_up);
   const at::Tensor hidden = want_hidden ? activation(gate_up) : at::Tensor();
   const at::Tensor rows = want_rows ? at::index_select(in.x, 0, order.token) : at::Tensor();
-  result.gate_up_change = low_rank_zeros(in.gate_up_change);
-  result.down_change = low_rank_zeros(in.down_change);
+  result.changes = changed.zeros();
   at::Tensor d_hidden = at::empty({n, w2.size(2)}, in.x.options());
   for_each_expert(experts, n, [&](const Expert& e) {
     at::Tensor d = part(d_hidden, e);
     at::mm_out(d, part(d_out, e), w2.select(0, e.index));
-    add_low_rank_backward(in.down_change, e.index, part(hidden, e), part(low_2, e), part(d_out, e),
-                          d, result.down_change);
+    changed.add_backward(&ExpertChanges::down, e.index, hidden, low_2, d_out, d_hidden,
+                         result.changes);
   });
   const at::Tensor d_gate_up = activation_backward(gate_up, d_hidden);
   at::Tensor dx = at::empty({n, hidden_size}, in.x.options());
   for_each_expert(experts, n, [&](const Expert& e) {
     at::Tensor d = part(dx, e);
     at::mm_out(d, part(d_gate_up, e), w1.select(0, e.index));
-    add_low_rank_backward(in.gate_up_change, e.index, part(rows, e), part(low_1, e),
-                          part(d_gate_up, e), d, result.gate_up_change);
+    changed.add_backward(&ExpertChanges::gate_up, e.index, rows, low_1, d_gate_up, dx,
+                         result.changes);
   });
   result.x = sum(dx, order.place, k);
   if (grad_branch.defined()) result.x = result.x + grad_branch;

@@ -70,7 +70,7 @@ const EightBitExperts& experts_of(const at::Tensor& weight) {
 
 MoeExperts::Forward forward(const MoeExperts::Inputs& in, bool keep) {
   const cuda::OnDevice on(in.x);
-  TORCH_CHECK(!in.gate_up_change.defined() && !in.down_change.defined(),
+  TORCH_CHECK(in.changes.empty(),
               "kernels.frozen_experts: cuda.fp8 takes no adapters on the routed experts");
   const EightBitExperts &first = experts_of(in.gate_up), &second = experts_of(in.down);
   const std::int64_t k = in.experts.size(1), width = second.values.size(2);

@@ -7,11 +7,14 @@
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/index_select.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "ops/cuda/kernels.h"
 #include "ops/cuda/tensor.h"
@@ -94,33 +97,71 @@ ExpertLowRank padded(const ExpertLowRank& change) {
           at::constant_pad_nd(change.up, {0, missing}, 0)};
 }
 
+/// The rows of one set of adapters among those of all experts, in the order of its experts.
+struct SetRows {
+  at::Tensor index;  ///< [n] their places; undefined: they are all rows.
+  at::Tensor ends;   ///< [E] int32
+
+  at::Tensor of(const at::Tensor& rows) const {
+    return index.defined() ? at::index_select(rows, 0, index) : rows;
+  }
+  void add(const at::Tensor& own, at::Tensor& rows) const {
+    if (index.defined()) {
+      rows.index_copy_(0, index, at::index_select(rows, 0, index).add_(own));
+    } else {
+      rows.add_(own);
+    }
+  }
+};
+
+std::vector<SetRows> rows_of_sets(const MoeExperts::Inputs& in, const at::Tensor& place,
+                                  const at::Tensor& ends) {
+  if (in.changes.size() < 2) return {{{}, ends}};
+  const std::int64_t k = in.experts.size(1);
+  std::vector<SetRows> sets;
+  std::int64_t first = 0;
+  for (const ExpertChanges& change : in.changes) {
+    const DeviceMoeOrder own =
+        order_of(in.experts.narrow(0, first, change.tokens).contiguous(), in.gate_up.size(0));
+    sets.push_back(
+        {at::index_select(place.narrow(0, first * k, change.tokens * k), 0, own.source), own.ends});
+    first += change.tokens;
+  }
+  return sets;
+}
+
 /// y += (x down_e^T) up_e^T; returns x down_e^T.
-at::Tensor add_change(const ExpertLowRank& change, const at::Tensor& x, const at::Tensor& offsets,
+at::Tensor add_change(const ExpertLowRank& change, const at::Tensor& x, const SetRows& set,
                       at::Tensor& y) {
   if (!change.defined()) return {};
   const ExpertLowRank factors = padded(change);
-  at::Tensor low = at::_grouped_mm(x, factors.down.transpose(1, 2), offsets);
-  y.add_(at::_grouped_mm(low, factors.up.transpose(1, 2), offsets));
+  at::Tensor low = at::_grouped_mm(set.of(x), factors.down.transpose(1, 2), set.ends);
+  set.add(at::_grouped_mm(low, factors.up.transpose(1, 2), set.ends), y);
   return low;
 }
 
 /// dx += (dy up_e) down_e; returns dy up_e.
 at::Tensor add_change_backward(const ExpertLowRank& change, const at::Tensor& dy,
-                               const at::Tensor& offsets, at::Tensor& dx) {
+                               const SetRows& set, at::Tensor& dx) {
   if (!change.defined()) return {};
   const ExpertLowRank factors = padded(change);
-  at::Tensor d_low = at::_grouped_mm(dy, factors.up, offsets);
-  dx.add_(at::_grouped_mm(d_low, factors.down, offsets));
+  at::Tensor d_low = at::_grouped_mm(set.of(dy), factors.up, set.ends);
+  set.add(at::_grouped_mm(d_low, factors.down, set.ends), dx);
   return d_low;
 }
 
 ExpertLowRank change_gradients(const ExpertLowRank& change, const at::Tensor& x,
                                const at::Tensor& low, const at::Tensor& dy, const at::Tensor& d_low,
-                               const at::Tensor& offsets) {
+                               const SetRows& set) {
   if (!change.defined()) return {};
   const std::int64_t rank = change.down.size(1);
-  return {at::_grouped_mm(d_low.t(), x, offsets).narrow(1, 0, rank),
-          at::_grouped_mm(dy.t(), low, offsets).narrow(2, 0, rank)};
+  return {at::_grouped_mm(d_low.t(), set.of(x), set.ends).narrow(1, 0, rank),
+          at::_grouped_mm(set.of(dy).t(), low, set.ends).narrow(2, 0, rank)};
+}
+
+bool has(const MoeExperts::Inputs& in, ExpertLowRank ExpertChanges::*matrix) {
+  return std::ranges::any_of(
+      in.changes, [&](const ExpertChanges& change) { return (change.*matrix).defined(); });
 }
 
 /// Why a width that must be a multiple of `unit` is none.
@@ -169,17 +210,23 @@ MoeExperts::Forward forward(const MoeExperts::Inputs& in, bool keep) {
   const at::Tensor& offsets = order.ends;
   const at::Tensor rows = send(in.x, source, order.place, k);
   at::Tensor gate_up = Products::outputs(rows, in.gate_up, offsets);
-  const at::Tensor low_1 = add_change(in.gate_up_change, rows, offsets, gate_up);
+  const std::vector<SetRows> sets = rows_of_sets(in, order.place, offsets);
+  Tensors lows;
+  for (std::size_t s = 0; s < in.changes.size(); ++s)
+    lows.push_back(add_change(in.changes[s].gate_up, rows, sets[s], gate_up));
   const at::Tensor weights = in.weights.contiguous();
   const at::Tensor hidden = rows_like(rows, rows.size(0), gate_up.size(1) / 2);
   cuda::weighted_swiglu_forward(hidden.size(0), hidden.size(1), gate_up.const_data_ptr(),
                                 weights.const_data_ptr(), indices(source),
                                 hidden.mutable_data_ptr(), on.stream());
   at::Tensor out = Products::outputs(hidden, in.down, offsets);
-  const at::Tensor low_2 = add_change(in.down_change, hidden, offsets, out);
+  for (std::size_t s = 0; s < in.changes.size(); ++s)
+    lows.push_back(add_change(in.changes[s].down, hidden, sets[s], out));
   MoeExperts::Forward result;
   result.y = sum(out, order.place, k);
-  if (keep) result.saved = {gate_up, source, order.place, offsets, low_1, low_2};
+  if (!keep) return result;
+  result.saved = {gate_up, source, order.place, offsets};
+  result.saved.insert(result.saved.end(), lows.begin(), lows.end());
   return result;
 }
 
@@ -191,15 +238,20 @@ MoeExperts::Gradients backward(const MoeExperts::Inputs& in, const MoeExperts::F
   if (is_in_eight_bits<Products>(in))
     return moe_experts_fp8::backward(in, saved, grad_y, grad_branch);
   const at::Tensor &gate_up = saved.saved[0], &source = saved.saved[1], &place = saved.saved[2],
-                   &offsets = saved.saved[3], &low_1 = saved.saved[4], &low_2 = saved.saved[5];
+                   &offsets = saved.saved[3];
+  const std::size_t count = in.changes.size();
+  const auto low_1 = saved.saved.begin() + 4, low_2 = low_1 + static_cast<std::ptrdiff_t>(count);
+  const std::vector<SetRows> sets = rows_of_sets(in, place, offsets);
   const std::int64_t k = in.experts.size(1), n = source.size(0);
   const at::Tensor dy = send(grad_y, source, place, k);
   at::Tensor d_hidden = Products::input_gradients(dy, in.down, offsets);
-  const at::Tensor d_low_2 = add_change_backward(in.down_change, dy, offsets, d_hidden);
+  Tensors d_low_1, d_low_2;
+  for (std::size_t s = 0; s < count; ++s)
+    d_low_2.push_back(add_change_backward(in.changes[s].down, dy, sets[s], d_hidden));
 
   const at::Tensor weights = in.weights.contiguous();
   const at::Tensor d_gate_up = rows_like(gate_up, n, gate_up.size(1));
-  const bool want_hidden = want_weight_gradients || in.down_change.defined();
+  const bool want_hidden = want_weight_gradients || has(in, &ExpertChanges::down);
   const at::Tensor hidden = want_hidden ? rows_like(gate_up, n, gate_up.size(1) / 2) : at::Tensor();
   MoeExperts::Gradients result;
   result.weights = n == weights.numel() ? at::empty(weights.sizes(), weights.options())
@@ -210,16 +262,24 @@ MoeExperts::Gradients backward(const MoeExperts::Inputs& in, const MoeExperts::F
                                  want_hidden ? hidden.mutable_data_ptr() : nullptr,
                                  result.weights.mutable_data_ptr(), on.stream());
   if (want_weight_gradients) result.down = Products::weight_gradients(dy, hidden, offsets);
-  result.down_change = change_gradients(in.down_change, hidden, low_2, dy, d_low_2, offsets);
+  for (std::size_t s = 0; s < count; ++s) {
+    const ExpertChanges& change = in.changes[s];
+    result.changes.push_back(
+        {{},
+         change_gradients(change.down, hidden, low_2[s], dy, d_low_2[s], sets[s]),
+         change.tokens});
+  }
 
   at::Tensor dx = Products::input_gradients(d_gate_up, in.gate_up, offsets);
-  const at::Tensor d_low_1 = add_change_backward(in.gate_up_change, d_gate_up, offsets, dx);
+  for (std::size_t s = 0; s < count; ++s)
+    d_low_1.push_back(add_change_backward(in.changes[s].gate_up, d_gate_up, sets[s], dx));
   result.x = sum_onto(grad_branch, dx, place, k);
-  if (!want_weight_gradients && !in.gate_up_change.defined()) return result;
+  if (!want_weight_gradients && !has(in, &ExpertChanges::gate_up)) return result;
   const at::Tensor rows = send(in.x, source, place, k);
   if (want_weight_gradients) result.gate_up = Products::weight_gradients(d_gate_up, rows, offsets);
-  result.gate_up_change =
-      change_gradients(in.gate_up_change, rows, low_1, d_gate_up, d_low_1, offsets);
+  for (std::size_t s = 0; s < count; ++s)
+    result.changes[s].gate_up =
+        change_gradients(in.changes[s].gate_up, rows, low_1[s], d_gate_up, d_low_1[s], sets[s]);
   return result;
 }
 
@@ -262,11 +322,14 @@ void add_moe_experts(Registry& registry) {
   using namespace moe_experts_grouped_mm;
   KernelInfo own = KernelInfo::cuda("cuda.sm90.grouped", {c10::ScalarType::BFloat16});
   own.refuse_device = refuse_wgmma_device;
-  registry.add<MoeExperts>(
-      own, {forward<Wgmma>, backward<Wgmma>, gather, sum, /*takes_eight_bits=*/true},
-      {.refuse = refuse_wgmma});
+  registry.add<MoeExperts>(own,
+                           {forward<Wgmma>, backward<Wgmma>, gather, sum, /*takes_eight_bits=*/true,
+                            /*takes_sets=*/true},
+                           {.refuse = refuse_wgmma});
   registry.add<MoeExperts>(KernelInfo::cuda("cuda.grouped_mm", {c10::ScalarType::BFloat16}),
-                           {forward<Library>, backward<Library>, gather, sum}, {.refuse = refuse});
+                           {forward<Library>, backward<Library>, gather, sum,
+                            /*takes_eight_bits=*/false, /*takes_sets=*/true},
+                           {.refuse = refuse});
   registry.add<SharedExpertSum>(KernelInfo::cuda("cuda.fused", {c10::ScalarType::BFloat16}),
                                 {add_shared, add_shared_backward}, {.refuse = refuse_shared});
 }

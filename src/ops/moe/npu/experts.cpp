@@ -66,6 +66,11 @@ std::vector<at::Tensor> permuted(const MoeExperts::Inputs& in) {
       {{"tokens", in.x}, {"indices", in.experts}, {"num_out_tokens", assignments(in)}});
 }
 
+/// That of all rows.
+ExpertChanges change_of(const MoeExperts::Inputs& in) {
+  return in.changes.empty() ? ExpertChanges() : in.changes[0];
+}
+
 /// y += (x down_e^T) up_e^T; returns x down_e^T, undefined without a change.
 at::Tensor add_change(const ExpertLowRank& change, const at::Tensor& x, const at::Tensor& ends,
                       at::Tensor& y) {
@@ -92,10 +97,10 @@ MoeExperts::Forward forward(const MoeExperts::Inputs& in, bool keep) {
   const at::Tensor &rows = permutation[0], &place = permutation[1];
   const at::Tensor ends = ends_of(in.experts, in.gate_up.size(0));
   at::Tensor gate_up = product(rows, transposed(in.gate_up), ends);
-  const at::Tensor low_1 = add_change(in.gate_up_change, rows, ends, gate_up);
+  const at::Tensor low_1 = add_change(change_of(in).gate_up, rows, ends, gate_up);
   const at::Tensor hidden = activation(gate_up);
   at::Tensor out = product(hidden, transposed(in.down), ends);
-  const at::Tensor low_2 = add_change(in.down_change, hidden, ends, out);
+  const at::Tensor low_2 = add_change(change_of(in).down, hidden, ends, out);
   MoeExperts::Forward result;
   result.y =
       npu::call("npu_moe_token_unpermute",
@@ -119,18 +124,20 @@ MoeExperts::Gradients backward(const MoeExperts::Inputs& in, const MoeExperts::F
   const at::Tensor& d_out = d_unpermuted[0];
   MoeExperts::Gradients result;
   result.weights = d_unpermuted[1];
-  const bool want_hidden = want_weight_gradients || in.down_change.defined();
-  const bool want_rows = want_weight_gradients || in.gate_up_change.defined();
+  const ExpertChanges change = change_of(in);
+  ExpertChanges gradients;
+  const bool want_hidden = want_weight_gradients || change.down.defined();
+  const bool want_rows = want_weight_gradients || change.gate_up.defined();
   const at::Tensor hidden = want_hidden ? activation(gate_up) : at::Tensor();
   const at::Tensor rows = want_rows ? permuted(in)[0] : at::Tensor();
   at::Tensor d_hidden = product(d_out, in.down, ends);
-  result.down_change =
-      add_change_backward(in.down_change, hidden, saved.saved[5], d_out, ends, d_hidden);
+  gradients.down = add_change_backward(change.down, hidden, saved.saved[5], d_out, ends, d_hidden);
   const at::Tensor d_gate_up =
       npu::call("npu_swiglu_backward", {{"grad_output", d_hidden}, {"input", gate_up}})[0];
   at::Tensor d_rows = product(d_gate_up, in.gate_up, ends);
-  result.gate_up_change =
-      add_change_backward(in.gate_up_change, rows, saved.saved[4], d_gate_up, ends, d_rows);
+  gradients.gate_up =
+      add_change_backward(change.gate_up, rows, saved.saved[4], d_gate_up, ends, d_rows);
+  if (!in.changes.empty()) result.changes = {gradients};
   result.x = npu::call("npu_moe_token_permute_grad", {{"tokens", in.x},
                                                       {"grad_permuted_tokens", d_rows},
                                                       {"indices", in.experts},
