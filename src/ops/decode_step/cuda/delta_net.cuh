@@ -46,45 +46,54 @@ struct History {
   }
 };
 
+/// A warp's columns of a product, two to a lane, and whether lanes 0 and 4 have a gate each.
+struct InputColumns {
+  int matrix;
+  int column, count;  ///< Columns of the warp.
+  bool has_gates;
+  int head;  ///< Column of the gates, of matrices 2 and 3.
+};
 /// Waits for words of a row's inputs: a pair of columns at base + pair, and a gate's at base +
-/// gate; what is below 0 is not wanted. Returns what changes add to the pair, which begins at
-/// `column` of a matrix; what they add to column `head` of the gate's matrix goes to `gate_change`.
+/// gate; what is below 0 is not wanted. Returns what changes add to the pair; what they add to the
+/// gate goes to `gate_change`.
 template <class M>
 __device__ __forceinline__ float2 await_changed(const M& m, u32 (&v)[2], const u32* base, int pair,
-                                                int matrix, int column, const u32* lows,
-                                                unsigned group, int run, u32 round, int gate = -1,
-                                                int gate_matrix = 0, int head = 0,
-                                                float* gate_change = nullptr) {
-  const int rank = m.changes.rank;
-  const bool has_lows = m.has(group);
-  const SlotFactors &f = m.factors(matrix, run), &of_gate = m.factors(gate_matrix, run);
+                                                int gate, const InputColumns& own, const u32* lows,
+                                                int run, u32 round, float& gate_change) {
+  const int rank = m.changes.rank, words = rank / 2;
+  const bool has_lows = m.has(kOfInputs);
+  // Lane group 0 has B and lows of the first gate, 1 those of the second.
+  const bool has_gate = own.has_gates && m.g < 2;
+  const int gate_matrix = 2 + m.g % 2;
+  const SlotFactors &f = m.factors(own.matrix, run), &of_gate = m.factors(gate_matrix, run);
+  WarpChanges<4> columns;
   float2 sums = make_float2(0, 0);
-  float gate_sum = 0;
+  float gates[4] = {};
 #pragma unroll 1
   for (int first = 0; first < rank; first += 16) {
-    ColumnPair b;
-    b.load(f, column, first, pair >= 0);
-    u32 own[8];
-    load_ranks(own, of_gate, head, first, gate >= 0);
-    uint4 low[4];
+    columns.load(f, own.column, own.count, first, m.g, m.t);
+    const uint2 b = load_ranks(of_gate, own.head, first + 4 * m.t, has_gate);
+    uint2 low[2];
+    const auto place = [&](int i) {
+      const bool has = has_lows && (i == 0 ? own.count > 0 : has_gate);
+      return has ? (i == 0 ? own.matrix : gate_matrix) * words + first / 2 + 2 * m.t : -1;
+    };
     await_both(
-        v, base, [&](int i) { return i == 0 ? pair : gate; }, low, lows,
-        [&](int i) {
-          return !has_lows || (i < 2 ? pair : gate) < 0
-                     ? -1
-                     : (i < 2 ? matrix : gate_matrix) * (rank / 2) + first / 2 + 4 * (i % 2);
-        },
-        round);
-    if (!has_lows) return sums;
-    b.add(sums, low[0], low[1]);
-    if (gate >= 0) gate_sum += dot(own, low[2], low[3]);
+        v, base, [&](int i) { return i == 0 ? pair : gate; }, low, lows, place, round);
+    __syncwarp();
+    if (!has_lows) return make_float2(0, 0);
+    columns.add(sums, low[0], m.t);
+    add_changes(gates, b, make_uint2(0, 0), low[1]);
   }
-  if (pair >= 0) ColumnPair::add_slowly(sums, f, column, lows + matrix * (rank / 2));
-  if (gate >= 0) {
-    if (!has_whole_rows(of_gate))
-      gate_sum += slow_change(of_gate, head, lows + gate_matrix * (rank / 2));
-    *gate_change = gate_sum;
+  gate_change = m.g == 0 ? gates[0] : gates[1];
+  if (pair >= 0 && !has_whole_rows(f)) {
+#pragma unroll 1
+    for (int i = 0; i < 2; ++i)
+      (i == 0 ? sums.x : sums.y) +=
+          slow_change(f, own.column + 2 * m.lane + i, lows + own.matrix * words);
   }
+  if (gate >= 0 && !has_whole_rows(of_gate))
+    gate_change += slow_change(of_gate, own.head, lows + gate_matrix * words);
   return sums;
 }
 
@@ -126,16 +135,17 @@ __device__ __forceinline__ void delta_net(Multiplier<kRows, kChanges>& m,
       layer.states + (slot * Shape::kDeltaHeads + part.head) * int64_t{128 * 128};
   gdn_step::StateTile<128, P::kColumns> state(own_state, part.part * P::kColumns, thread);
   const u32* const inputs = e.inputs + part.row * (kDeltaInputs / 2);
-  const int run = m.run_of(part.row), low_words = m.changes.rank / 2;
+  const int run = m.run_of(part.row);
   const u32* const lows = m.own_lows(e.low_inputs, part.row, 4);
   MixerLows<kRows> out_lows;
   if (m.has(kOfOutput)) out_lows.begin(m.factors(kOutput, run), part.column(), thread);
 
-  // A thread has a pair of columns: of q, k, v, which a convolution follows, or of z. The first two
-  // of z have b and a of the head too.
+  // A thread has a pair of columns: of q, k, v, which a convolution follows, or of z. The first and
+  // the fifth of z have b and a of the head too.
   const bool is_z = thread >= kGates;
   const int own = thread - kGates, own_z = kChannels / 2 + part.column() / 2 + own;
-  const bool has = thread < kValues + kWords || (is_z && own < kWords), is_gate = is_z && own < 2;
+  const bool has = thread < kValues + kWords || (is_z && own < kWords),
+             is_gate = is_z && (own == 0 || own == 4);
   const int word = is_z               ? own_z
                    : thread < kValues ? query_word(part.head, thread)
                                       : kMixer + part.column() / 2 + thread - kValues;
@@ -151,19 +161,24 @@ __device__ __forceinline__ void delta_net(Multiplier<kRows, kChanges>& m,
     if (is_gate) rate = -expf(layer.a_log[part.head]), bias = layer.dt_bias[part.head];
   }
   const int pair = has ? word : -1,
-            gate = is_gate ? 2 * kMixer + (part.head + own * Shape::kDeltaHeads) / 2 : -1;
+            gate = is_gate ? 2 * kMixer + (part.head + (own > 0 ? Shape::kDeltaHeads : 0)) / 2 : -1;
   u32 v[2];
   float2 change = make_float2(0, 0);
   float gate_change = 0;
   if constexpr (kChanges) {
-    change =
-        await_changed(m, v, inputs, pair, is_z, is_z ? part.column() + 2 * own : 2 * word, lows,
-                      kOfInputs, run, round.kind, gate, 2 + own % 2, part.head, &gate_change);
+    const int first_thread = thread - m.lane, warps_first = is_z ? kGates : kValues;
+    const int lanes =
+        first_thread < kValues ? 32 : min(max(kWords - (first_thread - warps_first), 0), 32);
+    const int first_column =
+        is_z ? part.column() + 2 * (first_thread - kGates) : 2 * (word - m.lane);
+    change = await_changed(m, v, inputs, pair, gate,
+                           {is_z, first_column, 2 * lanes, m.warp == kGates / 32, part.head}, lows,
+                           run, round.kind(), gate_change);
   } else {
     u32 none[1];
     await_both(
         v, inputs, [&](int i) { return i == 0 ? pair : gate; }, none, inputs,
-        [](int) { return -1; }, round.kind);
+        [](int) { return -1; }, round.kind());
   }
   const float lo = kRead * (bf16_lo(v[0]) + change.x), hi = kRead * (bf16_hi(v[0]) + change.y);
   if (has && !is_z) {
@@ -209,12 +224,12 @@ __device__ __forceinline__ void delta_net(Multiplier<kRows, kChanges>& m,
         }
         if (thread < kLanes)
           store_words(e.mixed + part.row * (kMixer / 2) + part.column() / 2 + 2 * thread,
-                      make_word(o[0], o[1], round.layer), make_word(o[2], o[3], round.layer));
+                      make_word(o[0], o[1], round.layer()), make_word(o[2], o[3], round.layer()));
         if (P::kParts > 1 && thread == 0)
           store_word(e.squares + (part.row * Shape::kDeltaHeads + part.head) * 8 + part.part,
-                     make_word(square, round.kind));
+                     make_word(square, round.kind()));
         if (m.has(kOfOutput)) {
-          out_lows.write(o, e.low_mixed + part.place() * low_words, low_words, thread, round.layer,
+          out_lows.write(o, e.low_mixed, part.place(), m.changes.rank / 2, thread, round.layer(),
                          [&](float x) { m.note(part.row, x); });
         }
       });

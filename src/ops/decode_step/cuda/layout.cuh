@@ -56,19 +56,42 @@ struct KeyPart {
         row(cta % (kWideCtas / Shape::kKeyHeads) % kRows),
         part(cta % (kWideCtas / Shape::kKeyHeads) / kRows) {}
   /// Keys of a part where there are `total`.
-  static __device__ __forceinline__ int64_t keys_of(int64_t total) {
-    return max(static_cast<int64_t>(kFewest), ((total + kParts - 1) / kParts + 7) / 8 * 8);
+  static __device__ __forceinline__ int keys_of(int total) {
+    return max(kFewest, (div_up(total, kParts) + 7) & ~7);
   }
   /// Parts that have keys.
-  static __device__ __forceinline__ int parts_of(int64_t total) {
-    const int64_t each = keys_of(total);
+  static __device__ __forceinline__ int parts_of(int total) {
+    return div_up(total, keys_of(total));
+  }
+
+ private:
+  /// Without a sign: a division by a power of two is a shift.
+  static __device__ __forceinline__ int div_up(unsigned total, unsigned each) {
     return static_cast<int>((total + each - 1) / each);
+  }
+};
+
+/// Where the keys of a row and a head lie, from element `element` of the head on.
+struct KeyPlaces {
+  const int* table;
+  int shift, head, element;
+  __device__ __forceinline__ KeyPlaces(const DecodeStepRows& rows, int row, int head, int element)
+      : table(rows.pages + static_cast<int64_t>(row) * rows.table_pages),
+        head(head),
+        element(element) {
+    shift = __ffs(rows.page_tokens) - 1;
+  }
+  __device__ __forceinline__ int64_t operator()(int key) const {
+    const int64_t page = __ldg(table + (key >> shift));
+    return (((page << shift) + (key & ((1 << shift) - 1))) * Shape::kKeyHeads + head) *
+               Shape::kHeadDim +
+           element;
   }
 };
 
 /// Copies of the lows that all CTAs read whole, times the rows, against looks of all warps of all
 /// CTAs at one place. They were not what made steps slow: one copy took as long.
-constexpr int kLowCopies = 16;
+constexpr int kLowCopies = 8;
 
 /// Vectors between CTAs, [row][words] unless said otherwise, see words.cuh.
 struct Exchange {
@@ -81,9 +104,9 @@ struct Exchange {
   // Lows of changes, rank / 2 words each. By matrix: inputs of the mixers, gate and up.
   u32 *low_inputs, *low_attention;  ///< [copy][row][4]
   u32* low_gated;                   ///< [copy][row][2]
-  // Shares of the lows by columns of the wide products' inputs.
-  u32* low_mixed;  ///< [head of 128][part][row]
-  u32* low_inner;  ///< [CTA][row]
+  // Shares of the lows by columns of the wide products' inputs, of 16 ranks after 16 others.
+  u32* low_mixed;  ///< [step of ranks][head of 128][part][row][8]
+  u32* low_inner;  ///< [step of ranks][CTA][row][8]
 
   static constexpr int64_t kEach = kDeltaInputs / 2 + kAttentionInputs / 2 + kMixer / 2 +
                                    kWidth / 2 + kInner / 2 + kWidth / 2 + Shape::kDeltaHeads * 8;
@@ -119,11 +142,14 @@ struct Exchange {
   }
 };
 
-/// Rounds of the vectors in a layer.
+/// The lowest bits of the rounds of a layer's vectors, in one register.
 struct Rounds {
-  u32 kind;   ///< Round of the inputs of its kind of mixer and their lows, and of what it hands on.
-  u32 layer;  ///< Round of `mixed`, `middle` and `inner`, and of all other lows.
-  u32 residual;
+  u32 bits;
+  /// Inputs of its kind of mixer, their lows, and what it hands on.
+  __device__ __forceinline__ u32 kind() const { return bits & 1; }
+  /// `mixed`, `middle` and `inner`, and all other lows.
+  __device__ __forceinline__ u32 layer() const { return bits >> 1 & 1; }
+  __device__ __forceinline__ u32 residual() const { return bits >> 2 & 1; }
 };
 
 }  // namespace heddle::ops::cuda::decode

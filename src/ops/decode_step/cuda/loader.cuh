@@ -50,6 +50,7 @@ struct Shared {
   union {
     JoinShared join;
     QueryShared queries;
+    uint4 norm[kWarps][16];  ///< Weights of a norm, each warp's part; with changes.
   };
   u64 full[16], empty[16];
   ChangesShared<kRows, kChanges> changes;
@@ -114,18 +115,18 @@ struct Loader {
     }
     ring.next();
   }
-  /// Slots of 8 of `count` rows of the width; row i is at source(i). Those of `lows` are among
+  /// Slots of 8 of `count` rows of the width; row i is at source(i). Those of lows() are among
   /// them.
   template <class Source, class Lows>
   __device__ __forceinline__ void narrow(int slots, int count, const Source& source,
                                          const Lows& lows) {
 #pragma unroll 1
-    for (int s = 0; s < slots; ++s) {
-      if (kChanges && s == kSlotsBeforeLows<kChanges>) lows();
+    for (int s = 0;; ++s) {
+      if (kChanges && s == min(slots, kSlotsBeforeLows<kChanges>)) lows();
+      if (s == slots) break;
       const int own = min(max(count - 8 * s, 0), 8);
       slot(source(8 * s + min(lane, 7)), own, 2 * kWidth, lane < own);
     }
-    if (kChanges && slots <= kSlotsBeforeLows<kChanges>) lows();
   }
   /// The CTA's 8 rows of `depth`, by parts of 1024.
   __device__ __forceinline__ void wide(const void* matrix, int depth) {
@@ -158,55 +159,60 @@ struct Loader {
     }
   }
 
-  __device__ __forceinline__ void inputs(int l) {
-    const DecodeStepLayer& layer = model.layer[l];
-    if (layer.is_attention) {
-      const Part own = part_of(kAttentionInputs / 2, cta);
-      narrow(
-          5, 2 * own.count,
-          [&](int i) {
-            const int column = 2 * own.first + i;
-            return column < 2 * kMixer ? row_of(layer.inputs[0], column)
-                   : column < 2 * kMixer + kKeys
-                       ? row_of(layer.inputs[1], column - 2 * kMixer)
-                       : row_of(layer.inputs[2], column - 2 * kMixer - kKeys);
-          },
-          [&] { lows(l, kOfAttention, 0, 3); });
-    } else {
-      const Part own = part_of(kDeltaInputs / 2, cta);
-      narrow(
-          8, 2 * own.count,
-          [&](int i) {
-            const int column = 2 * own.first + i, gates = column - 4 * kMixer;
-            return column < kChannels ? row_of(layer.inputs[0], column)
-                   : gates < 0        ? row_of(layer.inputs[1], column - kChannels)
-                   : gates < Shape::kDeltaHeads
-                       ? row_of(layer.inputs[2], gates)
-                       : row_of(layer.inputs[3], gates - Shape::kDeltaHeads);
-          },
-          [&] { lows(l, kOfInputs, 0, 4); });
+  /// Rows of matrices that follow each other, those of number i before ends[i].
+  struct Stack {
+    const void* matrices[4];
+    int ends[3];
+    __device__ __forceinline__ const bf16* row(int i) const {
+      const void* matrix = matrices[0];
+      int first = 0;
+#pragma unroll
+      for (int m = 0; m < 3; ++m)
+        if (i >= ends[m]) matrix = matrices[m + 1], first = ends[m];
+      return row_of(matrix, i - first);
     }
+  };
+  /// Slots of the mixer's inputs, or of gate and up, with their lows. One copy of the code, as that
+  /// of products().
+  __device__ __forceinline__ void inputs(int l, bool is_gated) {
+    const DecodeStepLayer& layer = model.layer[l];
+    constexpr int kNone = 1 << 30;
+    Stack stack{{layer.inputs[0], layer.inputs[1], layer.inputs[2], layer.inputs[3]},
+                {kChannels, 4 * kMixer, 4 * kMixer + Shape::kDeltaHeads}};
+    int slots = 8, words = kDeltaInputs / 2, first_matrix = 0, matrices = 4;
+    unsigned group = kOfInputs;
+    if (is_gated) {
+      stack.matrices[0] = layer.gate, stack.matrices[1] = layer.up;
+      stack.ends[0] = kInner, stack.ends[1] = stack.ends[2] = kNone;
+      slots = 7, words = kInner / 2, group = kOfGated, first_matrix = kGate, matrices = 2;
+    } else if (layer.is_attention) {
+      stack.ends[0] = 2 * kMixer, stack.ends[1] = 2 * kMixer + kKeys, stack.ends[2] = kNone;
+      slots = 5, words = kAttentionInputs / 2, group = kOfAttention, matrices = 3;
+    }
+    const Part own = part_of(words, cta);
+    narrow(
+        slots, is_gated ? 56 : 2 * own.count,
+        [&](int i) {
+          // Columns 0 to 27 are gates, 28 to 55 those of up; rows that the CTA lacks are copied
+          // from its first, so that slots have 8.
+          const bool is_up = is_gated && i >= 28;
+          const int column = is_up ? i - 28 : i;
+          return stack.row((is_up ? kInner : 0) + 2 * own.first +
+                           (is_gated && column >= 2 * own.count ? 0 : column));
+        },
+        [&] { lows(l, group, first_matrix, matrices); });
   }
 
   __device__ void run() {
 #pragma unroll 1
     for (int l = 0; l < model.layers; ++l) {
-      const DecodeStepLayer& layer = model.layer[l];
       meet_scout();
-      inputs(l);
-      wide(layer.out, kMixer);
-      // Columns 0 to 27 are gates, 28 to 55 those of up; rows that the CTA lacks are copied from
-      // its first, so that slots have 8.
-      const Part own = part_of(kInner / 2, cta);
-      narrow(
-          7, 56,
-          [&](int i) {
-            const int pair = i < 28 ? i : i - 28;
-            return row_of(i < 28 ? layer.gate : layer.up,
-                          2 * own.first + (pair < 2 * own.count ? pair : 0));
-          },
-          [&] { lows(l, kOfGated, kGate, 2); });
-      wide(layer.down, kInner);
+#pragma unroll 1
+      for (int half = 0; half < 2; ++half) {
+        inputs(l, half == 1);
+        const DecodeStepLayer& layer = model.layer[l];
+        wide(half == 1 ? layer.down : layer.out, half == 1 ? kInner : kMixer);
+      }
     }
     const Part head = part_of(model.vocabulary / 2, cta);
 #pragma unroll 1

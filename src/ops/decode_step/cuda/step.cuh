@@ -51,31 +51,32 @@ struct GatedChanges {
   }
   __device__ __forceinline__ void add(u32* all, u32 round, float& gate, float& up) const {
     if (!m.has(kOfGated)) return;
-    const int rank = m.changes.rank, column = 2 * part.first + min(m.lane, 2 * part.count - 1);
+    const int rank = m.changes.rank, column = 2 * part.first;
     const u32* const lows = m.own_lows(all, m.warp, 2);
     float sums[2] = {};
 #pragma unroll 1
     for (int first = 0; first < rank; first += 16) {
-      u32 b[2][8];
+      WarpChanges<2> b[2];
 #pragma unroll
-      for (int i = 0; i < 2; ++i) load_ranks(b[i], m.factors(kGate + i, run), column, first);
-      uint4 low[4];
-      await_words(low, lows, round,
-                  [&](int i) { return i / 2 * (rank / 2) + first / 2 + 4 * (i % 2); });
+      for (int i = 0; i < 2; ++i)
+        b[i].load(m.factors(kGate + i, run), column, 2 * part.count, first, m.g, m.t);
+      uint2 low[2];
+      await_words(low, lows, round, [&](int i) { return i * (rank / 2) + first / 2 + 2 * m.t; });
+      __syncwarp();
 #pragma unroll
-      for (int i = 0; i < 2; ++i) sums[i] += dot(b[i], low[2 * i], low[2 * i + 1]);
+      for (int i = 0; i < 2; ++i) b[i].add(sums[i], low[i], m.t);
     }
-#pragma unroll
+#pragma unroll 1
     for (int i = 0; i < 2; ++i) {
       const SlotFactors& f = m.factors(kGate + i, run);
-      if (!has_whole_rows(f)) sums[i] += slow_change(f, column, lows + i * (rank / 2));
+      if (!has_whole_rows(f) && m.lane < 2 * part.count)
+        (i == 0 ? sums[0] : sums[1]) += slow_change(f, column + m.lane, lows + i * (rank / 2));
     }
     gate += kRead * sums[0], up += kRead * sums[1];
   }
   /// Writes what the row's columns y, one a lane, add to the lows, after load_a(0).
   __device__ __forceinline__ void write_lows(u32* to, float y, u32 round) {
     if (!m.has(kOfDown)) return;
-    const int words = m.changes.rank / 2;
     const float scale = m.factors(kDown, run).scale;
     if (m.lane >= 2 * part.count) y = 0;
     u32 x[4];
@@ -83,7 +84,7 @@ struct GatedChanges {
     for (int i = 0; i < 4; ++i)
       x[i] =
           pack_bf16(__shfl_sync(~0u, y, 8 * i + 2 * m.t), __shfl_sync(~0u, y, 8 * i + 2 * m.t + 1));
-    to += (m.cta * M::kMostRows + m.warp) * words;
+    const int column = m.cta * M::kMostRows + m.warp;
 #pragma unroll 1
     for (int first = 0;; first += 16) {
       float c[4] = {};
@@ -91,7 +92,9 @@ struct GatedChanges {
       mma(c, a[4], a[5], a[6], a[7], x[2], x[3]);
       const float lo = c[0] * scale, hi = c[2] * scale;
       m.note(m.warp, lo), m.note(m.warp, hi);
-      if (m.t == 0) store_word(to + first / 2 + m.g, make_word(lo, hi, round));
+      if (m.t == 0)
+        store_word(to + part_place(kInnerLows<M::kMostRows>, column, first / 2 + m.g),
+                   make_word(lo, hi, round));
       if (first + 16 >= m.changes.rank) break;
       load_a(first + 16);
     }
@@ -119,7 +122,8 @@ struct Step {
   /// Or the compiler works out addresses of later phases, and of all layers, before the first, and
   /// has no registers for them.
   __device__ __forceinline__ void forget() {
-    forget_values(m.thread, m.warp, m.lane, m.g, m.t, m.cta, e.step);
+    forget_values(m.thread, m.cta, e.step);
+    m.place();
     e = Exchange(e.step);
   }
   __device__ __forceinline__ void add_sums() {
@@ -149,14 +153,13 @@ struct Step {
     } else {
       delta_net(m, layer, rows, e, round);
     }
-    m.template wide<kMixer / 256>(e.mixed, round.layer,
-                                  PartialLows<kRows, true>{e.low_mixed, kOutput},
+    m.template wide<kMixer / 256>(e.mixed, round.layer(), PartialLows<kRows, true>{e.low_mixed},
                                   [&](float(&first)[2], float(&second)[2]) {
                                     if (!is_attention)
-                                      apply_head_norm(m, e, round.kind, first, second);
+                                      apply_head_norm(m, e, round.kind(), first, second);
                                   });
     add_sums();
-    write_residual(e.middle, round.layer);
+    write_residual(e.middle, round.layer());
     m.end();
   }
 
@@ -169,29 +172,28 @@ struct Step {
       const int row = m.warp, pair = min(m.lane, 27);
       const float scale = m.factor(row);
       float gate = m.sum(row, pair) * scale, up = m.sum(row, pair + 28) * scale;
-      if constexpr (kChanges) changes.add(e.low_gated, round.layer, gate, up);
+      if constexpr (kChanges) changes.add(e.low_gated, round.layer(), gate, up);
       const float y = gate / (1.f + __expf(-gate)) * up;
       if (m.lane < 2 * part.count) m.note(row, y);
       const float next = __shfl_down_sync(~0u, y, 1);
       if (m.lane % 2 == 0 && m.lane < 2 * part.count)
         store_word(e.inner + row * (kInner / 2) + part.first + m.lane / 2,
-                   make_word(y, next, round.layer));
-      if constexpr (kChanges) changes.write_lows(e.low_inner, y, round.layer);
+                   make_word(y, next, round.layer()));
+      if constexpr (kChanges) changes.write_lows(e.low_inner, y, round.layer());
     }
     m.end();
     // All mixers of the layer are behind its residual, which this CTA has read.
     store_kept<kRows>(m, layer, rows);
     if (!is_wide()) return;
-    m.template wide<kInner / 256>(e.inner, round.layer,
-                                  PartialLows<kRows, false>{e.low_inner, kDown},
+    m.template wide<kInner / 256>(e.inner, round.layer(), PartialLows<kRows, false>{e.low_inner},
                                   [](float(&)[2], float(&)[2]) {});
     add_sums();
-    write_residual(e.residual, round.residual + 1);
+    write_residual(e.residual, round.residual() + 1);
     m.end();
   }
 
-  __device__ __forceinline__ void layer(int l, const Rounds& round) {
-    const DecodeStepLayer& layer = model.layer[l];
+  __device__ __forceinline__ void layer(const Rounds& round) {
+    const DecodeStepLayer& layer = model.layer[m.layer];
     const bool is_attention = layer.is_attention;
     // One copy of the product in the code: its registers are most of them.
 #pragma unroll 1
@@ -201,32 +203,31 @@ struct Step {
       const auto lows = [&] {
         int which = half == 1 ? 0 : is_attention ? 1 : 2;
         forget_values(which);
-        return which == 0   ? LowsToMake{e.low_gated, kOfGated, kGate, 2, round.layer}
-               : which == 1 ? LowsToMake{e.low_attention, kOfAttention, 0, 3, round.kind}
-                            : LowsToMake{e.low_inputs, kOfInputs, 0, 4, round.kind};
+        return which == 0   ? LowsToMake{e.low_gated, kOfGated, kGate, 2, round.layer()}
+               : which == 1 ? LowsToMake{e.low_attention, kOfAttention, 0, 3, round.kind()}
+                            : LowsToMake{e.low_inputs, kOfInputs, 0, 4, round.kind()};
       };
       m.narrow(half == 1 ? layer.norm_mlp : layer.norm_mixer, half == 1 ? e.middle : e.residual,
-               half == 1 ? round.layer : round.residual,
+               half == 1 ? round.layer() : round.residual(),
                half == 1      ? 7
                : is_attention ? 5
                               : 8,
-               lows);
+               half == 1 ? kDown : kOutput, lows);
       forget();
       if (half == 1) {
         mlp(layer, round);
       } else {
         write_inputs(is_attention ? e.attention : e.inputs,
-                     is_attention ? kAttentionInputs / 2 : kDeltaInputs / 2, round.kind);
+                     is_attention ? kAttentionInputs / 2 : kDeltaInputs / 2, round.kind());
         if (is_wide()) mix(layer, round);
       }
     }
   }
 
   __device__ __forceinline__ void head(u32 round) {
-    uint4 weights[m.kBlocks], x[m.kBlocks];
-    m.norm(weights, model.norm);
+    uint4 x[m.kBlocks];
     m.rows(x, e.residual, kWidth / 2, round);
-    m.scale(x, weights);
+    m.scale(x, [&](int i) { return __ldg(m.norm(model.norm, i)); });
     m.sync();
     float scales[(kRows * 64 + kThreads - 1) / kThreads];
 #pragma unroll
@@ -264,18 +265,19 @@ struct Step {
     u32 attention = 0;  // layers
     for (int l = 0; l < model.layers; ++l) attention += model.layer[l].is_attention;
     const u32 layers = model.layers;
-    u32 delta_kind = step * (layers - attention), attention_kind = step * attention;
-    const u32 first = step * (layers + 1);
-    write_residual(e.residual, first);
-    for (u32 l = 0; l < layers; ++l) {
-      m.layer = static_cast<int>(l);
-      const u32 is_attention = model.layer[l].is_attention;
-      layer(static_cast<int>(l),
-            {is_attention ? attention_kind : delta_kind, step * layers + l, first + l});
-      attention_kind += is_attention, delta_kind += 1 - is_attention;
+    // Rounds' lowest bits: of vectors of delta layers, of attention layers, of all layers, of the
+    // residual.
+    u32 bits = (step * (layers - attention) & 1) | (step * attention & 1) << 1 |
+               (step * layers & 1) << 2 | (step * (layers + 1) & 1) << 3;
+    write_residual(e.residual, bits >> 3);
+#pragma unroll 1
+    for (m.layer = 0; m.layer < model.layers; ++m.layer) {
+      const u32 is_attention = model.layer[m.layer].is_attention;
+      layer({(bits >> is_attention & 1) | bits >> 2 << 1});
+      bits ^= 1 << is_attention | 4 | 8;
     }
-    head(first + layers);
-    if (m.cta == 0 && m.thread == 0) *e.step = step + 1;
+    head(bits >> 3);
+    if (m.cta == 0 && m.thread == 0) *e.step += 1;
   }
 };
 
@@ -328,9 +330,9 @@ __global__ void __launch_bounds__(kThreads + 128, 1)
     }
   } else {
     set_max_registers_up<224>();
-    Multiplier<kRows, kChanges> m{
-        shared,   ring,     a.model.norm_offset, a.model.eps, cta, thread, warp, lane, lane / 4,
-        lane % 4, a.changes};
+    Multiplier<kRows, kChanges> m{shared, ring,     a.model.norm_offset, a.model.eps, cta,
+                                  thread, a.changes};
+    m.place();
     const Exchange e(a.exchange);
     Step<kRows, kChanges> step{m, a.model, a.rows, e};
     step.run();

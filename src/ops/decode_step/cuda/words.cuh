@@ -21,17 +21,29 @@ __device__ __forceinline__ void give_up() {
 }
 
 __device__ __forceinline__ u32 make_word(float lo, float hi, u32 round) {
-  constexpr float kMost = 1.9921875f;  // the largest bf16 below 2
-  lo = fminf(fmaxf(lo * kStored, -kMost), kMost);
-  hi = fminf(fmaxf(hi * kStored, -kMost), kMost);
-  return pack_bf16(lo, hi) | (round & 1) << 30;
+  u32 word;
+  // The sign of the first and the smaller size; of NaN and a number the number.
+  asm("{.reg .b32 v; mul.rn.bf16x2 v, %1, %2; min.xorsign.abs.bf16x2 %0, v, %3;}"
+      : "=r"(word)
+      : "r"(pack_bf16(lo, hi)), "r"(0x1f801f80u),  // 2^-64
+        "r"(0x3fff3fffu));                         // the largest bf16 below 2
+  return word | (round & 1) << 30;
 }
 /// A word of one float, clamped likewise.
 __device__ __forceinline__ u32 make_word(float x, u32 round) {
-  const float most = __uint_as_float(0x3fffffffu);  // the largest float below 2
-  return __float_as_uint(fminf(fmaxf(x * kStored, -most), most)) | (round & 1) << 30;
+  u32 word;
+  asm("min.xorsign.abs.f32 %0, %1, %2;"
+      : "=r"(word)
+      : "f"(x * kStored), "f"(__uint_as_float(0x3fffffffu)));  // the largest float below 2
+  return word | (round & 1) << 30;
 }
 __device__ __forceinline__ float float_of(u32 word) { return __uint_as_float(word) * kRead; }
+/// The two numbers of a word whose round's bit is 0, as bf16.
+__device__ __forceinline__ u32 read_pair(u32 word) {
+  u32 pair;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(pair) : "r"(word), "r"(0x5f805f80u));  // 2^64
+  return pair;
+}
 __device__ __forceinline__ void store_word(u32* to, u32 word) {
   asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(word) : "memory");
 }
@@ -69,7 +81,6 @@ __device__ __forceinline__ void clear(uint4& v) {
 
 __device__ __forceinline__ void fill(u32& v, u32 word) { v = word; }
 __device__ __forceinline__ void fill(uint2& v, u32 word) { v = make_uint2(word, word); }
-__device__ __forceinline__ void fill(uint4& v, u32 word) { v = make_uint4(word, word, word, word); }
 
 /// Loads those of N vectors at base + offset(i) that are not of the round; whether one was not.
 template <int N, class T, class Offset>
@@ -84,14 +95,13 @@ __device__ __forceinline__ bool look(T (&v)[N], const u32* base, u32 bit, const 
   return bad != 0;
 }
 
-/// Loads N vectors at base + offset(i) again and again until all are of the round. One copy of the
-/// loads in the code, as what a layer runs through hardly fits into the instruction cache.
+/// Loads N vectors at base + offset(i) again and again until all are of the round.
 template <int N, class T, class Offset>
 __device__ __forceinline__ void await_words(T (&v)[N], const u32* base, u32 round,
                                             const Offset& offset) {
   const u32 bit = (round & 1) << 30;
 #pragma unroll
-  for (int i = 0; i < N; ++i) fill(v[i], ~bit);
+  for (int i = 0; i < N; ++i) load_words(v[i], base + offset(i));
 #pragma unroll 1
   for (int looks = 0; look(v, base, bit, offset); ++looks) {
     if (looks > kMostLooks) give_up();
