@@ -151,6 +151,12 @@ class Builder : public nlohmann::json_sax<Json> {
             word, where(begin));
       }
     }
+    if (const std::size_t half = half_pair_before(at); half != std::string_view::npos) {
+      throw_error<DataError>(
+          "not valid JSON: {} at {} is half of a surrogate pair, no character (Python's json.dumps "
+          "writes it for text that is not UTF-8)",
+          text_.substr(half, 6), where(half));
+    }
     if (at >= text_.size())
       throw_error<DataError>("not valid JSON: the text ends inside a value, at {}", where(at));
     if (static_cast<unsigned char>(text_[at]) >= 0x80) {
@@ -159,6 +165,25 @@ class Builder : public nlohmann::json_sax<Json> {
     }
     throw_error<DataError>("not valid JSON: unexpected '{}' at {}",
                            text::shown(text_.substr(at, 1)), where(at));
+  }
+
+  /// Where the escape "\ud8xx" to "\udfxx" begins at which the parser stopped, or one character
+  /// after it: a second half without a first, or a first without a second.
+  std::size_t half_pair_before(std::size_t at) const {
+    constexpr std::size_t kEscape = 6;
+    for (std::size_t behind = 1; behind <= kEscape + 2; ++behind) {
+      if (at + 1 < behind) break;
+      const std::size_t begin = at + 1 - behind;
+      const std::string_view escape = text_.substr(begin, kEscape);
+      const bool is_half = escape.size() == kEscape && escape.starts_with("\\") &&
+                           (escape[1] == 'u') && (escape[2] == 'd' || escape[2] == 'D') &&
+                           std::string_view("89abcdefABCDEF").find(escape[3]) !=
+                               std::string_view::npos &&
+                           std::isxdigit(static_cast<unsigned char>(escape[4])) != 0 &&
+                           std::isxdigit(static_cast<unsigned char>(escape[5])) != 0;
+      if (is_half) return begin;
+    }
+    return std::string_view::npos;
   }
 
   std::string where(std::size_t at) const {

@@ -4,6 +4,8 @@
 #include <utility>
 #include <vector>
 
+#include <fmt/format.h>
+
 #include "reward/wire.h"
 #include "reward/worker_pool.h"
 
@@ -24,10 +26,11 @@ class EnvironmentReward final : public Reward {
       if (sample.ask == Ask::kOpening) episodes_[sample.id] = next_++;
       const auto episode = episodes_.find(sample.id);
       if (episode != episodes_.end()) {
-        requests.push_back(request(episode->second, episode_to_wire(sample)));
+        requests.push_back(request(episode->second, episode_to_wire(sample), sample.place));
         asked.push_back(i);
       } else if (sample.ask == Ask::kScore) {
         scores[i] = or_failed({.error = "the worker that had its episode has ended"}, failed_);
+        scores[i].is_lost = true;
       }
     }
     std::vector<Request> closing;
@@ -49,7 +52,7 @@ class EnvironmentReward final : public Reward {
       Score score = episode_from_wire(answers[k].value, sample.ask);
       if (sample.ask == Ask::kScore) {
         if (!score.goes_on() && episode != episodes_.end()) {
-          closing.push_back(request(episode->second, {{"op", "close"}}));
+          closing.push_back(request(episode->second, {{"op", "close"}}, sample.place));
           episodes_.erase(episode);
         }
         score = or_failed(std::move(score), failed_);
@@ -57,20 +60,28 @@ class EnvironmentReward final : public Reward {
       scores[asked[k]] = std::move(score);
     }
     // One that has ended meanwhile has forgotten its episodes.
-    if (!closing.empty()) pool_.ask(closing);
+    if (!closing.empty()) {
+      const std::vector<WorkerPool::Answer> closed = pool_.ask(closing);
+      for (std::size_t k = 0; k < closed.size(); ++k) {
+        if (closed[k].error) forget(*closing[k].worker);
+      }
+    }
     return scores;
   }
 
  private:
   using Request = WorkerPool::Request;
 
-  Request request(std::int64_t episode, Json body) const {
+  Request request(std::int64_t episode, Json body, const std::string& place) const {
     body["episode"] = episode;
-    return {std::move(body), worker_of(episode)};
+    std::string about = fmt::format("op {} of episode {}{}", body["op"].get<std::string>(), episode,
+                                    place.empty() ? "" : ", " + place);
+    return {std::move(body), worker_of(episode), std::move(about)};
   }
   std::size_t worker_of(std::int64_t episode) const {
     return static_cast<std::size_t>(episode) % pool_.size();
   }
+  /// The worker has ended, and with it its episodes; they are asked about no more.
   void forget(std::size_t worker) {
     std::erase_if(episodes_,
                   [&](const auto& episode) { return worker_of(episode.second) == worker; });

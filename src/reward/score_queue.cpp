@@ -22,6 +22,7 @@ ScoreQueue::ScoreQueue(const RewardOptions& options) {
   one.process.stop = one.environment.stop = one.http.stop = given_up_.get_token();
   // The first checks the options, also where they ask for no thread.
   do {
+    one.process.first_worker = one.environment.first_worker = rewards_.size();
     rewards_.push_back(make_reward(one));
   } while (std::ssize(rewards_) < threads);
   waiting_.resize(has_episodes_ ? rewards_.size() : 1);

@@ -16,6 +16,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/quote.h"
+#include "base/text.h"
 #include "reward/wire.h"
 #include "reward/worker.h"
 
@@ -24,6 +25,8 @@ namespace {
 
 /// So many workers in a row that never answer, and none that ever did: it is the program.
 constexpr int kMostSilent = 3;
+/// As above for workers that end before their first answer: that costs no time to find out.
+constexpr int kMostStillborn = 8;
 
 }  // namespace
 
@@ -144,7 +147,7 @@ class WorkerPool::Loop {
       seat.item = *next;
       waiting_.erase(next);
       if (!seat.worker) {
-        seat.worker = std::make_unique<Worker>(options_, number);
+        seat.worker = std::make_unique<Worker>(options_, options_.first_worker + number);
         seat.has_answered = false;
       }
       seat.id = std::to_string(++last_id_);
@@ -177,12 +180,20 @@ class WorkerPool::Loop {
     for (const std::string& line : seat.worker->pump()) {
       std::string why;
       if (!take(seat, line, why)) {
-        return fail(seat, "wrote '" + text::shown(line) + "', expected a JSON object with the id " +
-                              (seat.id.empty() ? "of a request" : seat.id) + why);
+        return fail(seat, fmt::format("wrote '{}', expected {}{}", text::shown(line),
+                                      seat.id.empty()
+                                          ? "nothing: all that it was asked has been answered"
+                                          : "a JSON object with the id " + seat.id,
+                                      why));
       }
     }
     if (seat.worker->is_gone()) {
-      fail(seat, "ended");
+      const std::string reason = seat.worker->end_gone();
+      if (!seat.has_answered) {
+        ++stillborn_;
+        last_end_ = reason;
+      }
+      fail(seat, reason);
     } else if (!seat.id.empty() && Clock::now() >= seat.deadline) {
       if (!seat.has_answered) ++silent_;
       fail(seat, fmt::format("gave no answer within {} s{}", limit_of(seat), said_of_start(seat)));
@@ -200,13 +211,22 @@ class WorkerPool::Loop {
 
   /// Else each completion would be waited for twice as long.
   void require_sound() const {
-    if (has_ever_answered_ || silent_ < kMostSilent || options_.failed) return;
-    throw_error<Error>(
-        "{}: '{}' was started {} times and never answered within {} s; try it by hand: it reads "
-        "one JSON object a line and writes one a line, flushed (docs/rewards.md)",
-        options_.key, text::shown(options_.command.front()), silent_,
-        options_.timeout_s + options_.start_timeout_s);
+    if (has_ever_answered_ || options_.failed) return;
+    constexpr const char* kTry =
+        "try it by hand: it reads one JSON object a line and writes one a line, flushed "
+        "(docs/rewards.md)";
+    if (silent_ >= kMostSilent) {
+      throw_error<Error>("{}: '{}' was started {} times and never answered within {} s; {}",
+                         options_.key, command(), silent_,
+                         options_.timeout_s + options_.start_timeout_s, kTry);
+    }
+    if (stillborn_ >= kMostStillborn) {
+      throw_error<Error>("{}: '{}' was started {} times and never answered; the last time it {}; {}",
+                         options_.key, command(), stillborn_, last_end_, kTry);
+    }
   }
+
+  std::string command() const { return text::shown(text::join(options_.command, " ")); }
 
   /// False for a line that is no answer; `why` says what the parser found wrong.
   bool take(Seat& seat, const std::string& line, std::string& why) {
@@ -214,7 +234,10 @@ class WorkerPool::Loop {
     try {
       value = json::parse<Json>(line);
     } catch (const DataError& error) {
-      why = fmt::format(" ({})", error.what());
+      // Numbers that are none have their own advice.
+      const bool is_text = line.find('{') == std::string::npos;
+      why = fmt::format(" ({}{})", error.what(),
+                        is_text ? "; text for people goes to the standard error" : "");
       return false;
     }
     if (seat.id.empty() || !value.is_object()) return false;
@@ -223,6 +246,7 @@ class WorkerPool::Loop {
                                                                : id->dump() == seat.id);
     if (!is_ours) return false;
     seat.id.clear();
+    seat.worker->has_answered();
     seat.has_answered = has_ever_answered_ = true;
     finish(seat.item, {std::move(value), {}});
     return true;
@@ -235,12 +259,13 @@ class WorkerPool::Loop {
 
   /// Ends the worker; its request goes to another one, or has failed.
   void fail(Seat& seat, const std::string& why) {
-    const bool had_ended = seat.worker->is_gone();
-    const std::string status = seat.worker->end();
+    const std::string reason = seat.worker->name() + " " + why;
     seat.worker.reset();
-    const std::string reason = "the worker " + why + (had_ended ? " (" + status + ")" : "");
-    log::warning("{}: {}; it is started anew", options_.key, reason);
-    if (std::exchange(seat.id, {}).empty()) return;
+    const bool was_asked = !std::exchange(seat.id, {}).empty();
+    const std::string about = was_asked ? items_[seat.item].request->about : "";
+    log::warning("{}: {}{}; it is started anew", options_.key, reason,
+                 about.empty() ? "" : fmt::format(" (asked about {})", about));
+    if (!was_asked) return;
     const Item& item = items_[seat.item];
     if (item.tries < 2 && !item.request->worker) {
       // At the end: another worker is the likelier to take it.
@@ -257,6 +282,8 @@ class WorkerPool::Loop {
   std::size_t unanswered_ = 0;
   bool has_ever_answered_ = false;
   int silent_ = 0;  ///< Workers that were ended because their first answer did not come.
+  int stillborn_ = 0;     ///< Workers that ended before it.
+  std::string last_end_;  ///< How the last of these did.
   std::uint64_t last_id_ = 0;
 };
 
