@@ -167,21 +167,27 @@ class Builder : public nlohmann::json_sax<Json> {
                            text::shown(text_.substr(at, 1)), where(at));
   }
 
-  /// Where the escape "\ud8xx" to "\udfxx" begins at which the parser stopped, or one character
-  /// after it: a second half without a first, or a first without a second.
+  /// Whether an escape begins there: its backslash is not itself escaped.
+  bool is_escape(std::size_t begin) const {
+    if (text_.substr(begin, 2) != "\\u") return false;
+    const std::size_t before = text_.substr(0, begin).find_last_not_of('\\');
+    return (begin - (before + 1)) % 2 == 0;  // npos + 1 == 0
+  }
+
+  /// Where the escape of half a surrogate pair begins, if it is why the parser stopped: at the last
+  /// digit of a second half without a first one, or where a first half has no second.
   std::size_t half_pair_before(std::size_t at) const {
-    constexpr std::size_t kEscape = 6;
-    for (std::size_t behind = 1; behind <= kEscape + 2; ++behind) {
-      if (at + 1 < behind) break;
-      const std::size_t begin = at + 1 - behind;
-      const std::string_view escape = text_.substr(begin, kEscape);
-      const bool is_half = escape.size() == kEscape && escape.starts_with("\\") &&
-                           (escape[1] == 'u') && (escape[2] == 'd' || escape[2] == 'D') &&
-                           std::string_view("89abcdefABCDEF").find(escape[3]) !=
-                               std::string_view::npos &&
-                           std::isxdigit(static_cast<unsigned char>(escape[4])) != 0 &&
-                           std::isxdigit(static_cast<unsigned char>(escape[5])) != 0;
-      if (is_half) return begin;
+    constexpr std::size_t kSecond = 5, kNext = 6, kOther = 7, kLastOfNext = 11;
+    for (const std::size_t offset : {kSecond, kNext, kOther, kLastOfNext}) {
+      if (at < offset || !is_escape(at - offset)) continue;
+      const std::size_t begin = at - offset;
+      const std::string_view digits = text_.substr(begin + 2, 2);
+      const bool is_d = digits.starts_with('d') || digits.starts_with('D');
+      if (!is_d || digits.size() < 2) continue;
+      const bool is_first = std::string_view("89abAB").find(digits[1]) != std::string_view::npos;
+      const bool is_second = std::string_view("cdefCDEF").find(digits[1]) != std::string_view::npos;
+      const bool has_next = text_.substr(begin + kNext, 1) == "\\";
+      if (offset == kSecond ? is_second : is_first && (offset == kNext) != has_next) return begin;
     }
     return std::string_view::npos;
   }

@@ -264,7 +264,7 @@ class WorkerPool::Loop {
     const bool was_asked = !std::exchange(seat.id, {}).empty();
     const std::string about = was_asked ? items_[seat.item].request->about : "";
     log::warning("{}: {}{}; it is started anew", options_.key, reason,
-                 about.empty() ? "" : fmt::format(" (asked about {})", about));
+                 about.empty() ? "" : ", asked about " + about);
     if (!was_asked) return;
     const Item& item = items_[seat.item];
     if (item.tries < 2 && !item.request->worker) {

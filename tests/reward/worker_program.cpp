@@ -79,9 +79,27 @@ json judged(const json& sample) {
     std::this_thread::sleep_for(std::chrono::hours(1));
   }
   if (completion == "rubbish") return "rubbish";
-  if (completion == "spin") {
-    for (volatile int k = 0;; ++k) {
+  if (completion == "close-output") {
+    ::close(STDOUT_FILENO);
+    std::this_thread::sleep_for(std::chrono::hours(1));
+  }
+  if (completion == "endless-line") {
+    while (std::cout << std::string(1 << 20, 'x')) continue;
+  }
+  if (completion == "flood") {
+    for (int i = 0; i < 20'000; ++i) std::cerr << "a line of a loop that prints " << i << '\n';
+  }
+  if (completion.starts_with("child-holds ")) {
+    // A process of the worker's own that lives on and keeps this file open.
+    const int held = ::open(argument.c_str(), O_WRONLY | O_CLOEXEC);
+    if (::fork() == 0) {
+      for (;;) ::pause();
     }
+    ::close(held);
+    return {{"reward", 1}};
+  }
+  if (completion == "spin") {
+    for (volatile bool spins = true; spins;) continue;
   }
   if (completion == "memory") {
     const bool is_limited =
@@ -135,6 +153,7 @@ json stepped(const json& request) {
   const auto number = request.at("episode").get<long>();
   Episode& episode = episodes[number];
   if (operation == "close") {
+    if (episode.meta.is_object() && episode.meta.contains("dies_at_close")) ::_exit(3);
     note(episode, "-");
     episodes.erase(number);
     return json::object();
@@ -154,6 +173,9 @@ json stepped(const json& request) {
   }
   if (meta.is_object()) {
     if (meta.value("dies_at", 0) == episode.turns) ::_exit(3);
+    if (meta.contains("dies_once") &&
+        ::open(meta.at("dies_once").get<std::string>().c_str(), O_CREAT | O_EXCL, 0600) >= 0)
+      ::_exit(3);
     if (meta.value("turns", 1) <= episode.turns) return {{"reward", 1}, {"done", true}};
     return {{"observation", " again:"}, {"reward", 0.25}};
   }
