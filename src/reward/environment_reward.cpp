@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "base/log.h"
 #include "reward/wire.h"
 #include "reward/worker_pool.h"
 
@@ -15,7 +16,7 @@ namespace {
 class EnvironmentReward final : public Reward {
  public:
   explicit EnvironmentReward(const ProcessOptions& options)
-      : pool_(options), failed_(options.failed) {}
+      : key_(options.key), pool_(options), failed_(options.failed) {}
 
   std::vector<Score> score(std::span<const Sample> samples) override {
     std::vector<WorkerPool::Request> requests;
@@ -38,7 +39,7 @@ class EnvironmentReward final : public Reward {
     for (std::size_t k = 0; k < asked.size(); ++k) {
       const Sample& sample = samples[asked[k]];
       if (answers[k].error) {
-        forget(*requests[k].worker);
+        forget(*requests[k].worker, sample.id);
         if (sample.ask == Ask::kScore)
           scores[asked[k]] = or_failed({.error = answers[k].error}, failed_);
         if (sample.ask == Ask::kOpening) scores[asked[k]].error = answers[k].error;
@@ -63,7 +64,7 @@ class EnvironmentReward final : public Reward {
     if (!closing.empty()) {
       const std::vector<WorkerPool::Answer> closed = pool_.ask(closing);
       for (std::size_t k = 0; k < closed.size(); ++k) {
-        if (closed[k].error) forget(*closing[k].worker);
+        if (closed[k].error) forget(*closing[k].worker, "");
       }
     }
     return scores;
@@ -81,12 +82,18 @@ class EnvironmentReward final : public Reward {
   std::size_t worker_of(std::int64_t episode) const {
     return static_cast<std::size_t>(episode) % pool_.size();
   }
-  /// The worker has ended, and with it its episodes; they are asked about no more.
-  void forget(std::size_t worker) {
-    std::erase_if(episodes_,
-                  [&](const auto& episode) { return worker_of(episode.second) == worker; });
+  /// The worker has ended, and with it its episodes, of which `own` is the one that it was asked
+  /// about; they are asked about no more.
+  void forget(std::size_t worker, const std::string& own) {
+    episodes_.erase(own);
+    const std::size_t others = std::erase_if(
+        episodes_, [&](const auto& episode) { return worker_of(episode.second) == worker; });
+    if (others == 0) return;
+    log::warning("{}: {} other episodes of that worker are lost; their prompts are played anew",
+                 key_, others);
   }
 
+  std::string key_;
   WorkerPool pool_;
   std::optional<double> failed_;
   std::map<std::string, std::int64_t> episodes_;  ///< Under way, by Sample::id.

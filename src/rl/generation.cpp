@@ -374,10 +374,6 @@ void Generation::settle(Verdict verdict) {
 bool Generation::play_anew(const Running& running) {
   const std::int64_t cursor = running.group.cursor, attempt = running.group.attempt;
   if (attempt + 1 >= config_.rl.stale_attempts) return false;
-  if (is_first_rank()) {
-    log::warning("{}: an episode was lost with its worker; the prompt is played anew (attempt {} of {})",
-                 prompts_.row(running.group.row).place, attempt + 2, config_.rl.stale_attempts);
-  }
   admission_.forget(cursor);
   issue_again(abort(cursor));
   return true;

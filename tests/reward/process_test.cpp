@@ -149,7 +149,7 @@ TEST(ProcessReward, AProgramThatNeverAnswersIsNotAskedForEver) {
   const std::string message = testing::message_of([&] {
     reward->score(samples_of({"a", "b", "c", "d", "e", "f"}));
   });
-  EXPECT_NE(message.find("'sleep' was started 3 times and never answered within 0.5 s"),
+  EXPECT_NE(message.find("'sleep 100' was started 3 times and never answered within 0.5 s"),
             std::string::npos)
       << message;
   // Whoever says what such a completion is worth has said it.
