@@ -35,13 +35,22 @@ class EnvironmentReward final : public Reward {
       }
     }
     std::vector<Request> closing;
-    const std::vector<WorkerPool::Answer> answers = pool_.ask(requests);
+    std::vector<WorkerPool::Answer> answers = pool_.ask(requests);
     for (std::size_t k = 0; k < asked.size(); ++k) {
       const Sample& sample = samples[asked[k]];
+      if (answers[k].was_unasked && sample.ask == Ask::kOpening) {
+        // An episode that has not begun may begin in the next worker.
+        const std::int64_t episode = episodes_[sample.id];
+        forget(*requests[k].worker, sample.id);
+        episodes_[sample.id] = episode;
+        answers[k] = pool_.ask({requests[k]}).front();
+      }
       if (answers[k].error) {
         forget(*requests[k].worker, sample.id);
-        if (sample.ask == Ask::kScore)
+        if (sample.ask == Ask::kScore) {
           scores[asked[k]] = or_failed({.error = answers[k].error}, failed_);
+          scores[asked[k]].is_lost = answers[k].was_unasked;
+        }
         if (sample.ask == Ask::kOpening) scores[asked[k]].error = answers[k].error;
         continue;
       }

@@ -146,6 +146,11 @@ class WorkerPool::Loop {
       if (next == waiting_.end()) continue;
       seat.item = *next;
       waiting_.erase(next);
+      const std::string unfit = seat.worker ? end_if_unfit(seat) : "";
+      if (!unfit.empty() && items_[seat.item].request->worker) {
+        finish(seat.item, {nullptr, unfit, /*was_unasked=*/true});
+        continue;
+      }
       if (!seat.worker) {
         seat.worker = std::make_unique<Worker>(options_, options_.first_worker + number);
         seat.has_answered = false;
@@ -157,6 +162,20 @@ class WorkerPool::Loop {
       seat.deadline = Clock::now() + seconds(limit_of(seat));
       ++items_[seat.item].tries;
     }
+  }
+
+  /// A worker that was not asked has ended or has written something: ends it and says why; else "".
+  std::string end_if_unfit(Seat& seat) {
+    const std::vector<std::string> lines = seat.worker->pump();
+    if (!lines.empty()) return fail(seat, wrote(seat, lines.front()));
+    return seat.worker->is_gone() ? fail(seat, seat.worker->end_gone()) : "";
+  }
+
+  static std::string wrote(const Seat& seat, const std::string& line, const std::string& why = "") {
+    return fmt::format("wrote '{}', expected {}{}", text::shown(line),
+                       seat.id.empty() ? "nothing: all that it was asked has been answered"
+                                       : "a JSON object with the id " + seat.id,
+                       why);
   }
 
   void wait() {
@@ -180,11 +199,8 @@ class WorkerPool::Loop {
     for (const std::string& line : seat.worker->pump()) {
       std::string why;
       if (!take(seat, line, why)) {
-        return fail(seat, fmt::format("wrote '{}', expected {}{}", text::shown(line),
-                                      seat.id.empty()
-                                          ? "nothing: all that it was asked has been answered"
-                                          : "a JSON object with the id " + seat.id,
-                                      why));
+        fail(seat, wrote(seat, line, why));
+        return;
       }
     }
     if (seat.worker->is_gone()) {
@@ -257,15 +273,15 @@ class WorkerPool::Loop {
     --unanswered_;
   }
 
-  /// Ends the worker; its request goes to another one, or has failed.
-  void fail(Seat& seat, const std::string& why) {
+  /// Ends the worker; its request goes to another one, or has failed. Returns what is said of it.
+  std::string fail(Seat& seat, const std::string& why) {
     const std::string reason = seat.worker->name() + " " + why;
     seat.worker.reset();
     const bool was_asked = !std::exchange(seat.id, {}).empty();
     const std::string about = was_asked ? items_[seat.item].request->about : "";
     log::warning("{}: {}{}; it is started anew", options_.key, reason,
                  about.empty() ? "" : ", asked about " + about);
-    if (!was_asked) return;
+    if (!was_asked) return reason;
     const Item& item = items_[seat.item];
     if (item.tries < 2 && !item.request->worker) {
       // At the end: another worker is the likelier to take it.
@@ -273,6 +289,7 @@ class WorkerPool::Loop {
     } else {
       finish(seat.item, {nullptr, reason});
     }
+    return reason;
   }
 
   ProcessOptions options_;

@@ -34,6 +34,8 @@ class WorkerPool {
   struct Answer {
     Json value;
     std::optional<std::string> error = {};
+    /// The worker that it was for had ended before it was asked.
+    bool was_unasked = false;
   };
   /// Waits for all answers; each is there after 2 x (start_timeout_s + timeout_s) for every request
   /// that a worker has to do before. Throws ConfigError if the program cannot be started. From one
