@@ -145,8 +145,8 @@ class HttpReward final : public Reward {
  private:
   void require_url() const {
     const std::unique_ptr<CURLU, void (*)(CURLU*)> url(curl_url(), curl_url_cleanup);
-    const CURLUcode code = curl_url_set(url.get(), CURLUPART_URL, options_.url.c_str(),
-                                        CURLU_NON_SUPPORT_SCHEME);
+    const CURLUcode code =
+        curl_url_set(url.get(), CURLUPART_URL, options_.url.c_str(), CURLU_NON_SUPPORT_SCHEME);
     if (code != CURLUE_OK) {
       throw_error<ConfigError>("rl.reward.url: '{}' is no URL: {}",
                                text::shown(text::without_password(options_.url)),
@@ -214,8 +214,8 @@ class HttpReward final : public Reward {
     const long status = transfer->status();
     if (result == CURLE_OK && status >= 200 && status < 300) return take(*transfer);
     // A longer answer than is read will be as long again.
-    const bool may_pass = result == CURLE_OK ? status == 429 || status >= 500
-                                             : result != CURLE_WRITE_ERROR;
+    const bool may_pass =
+        result == CURLE_OK ? status == 429 || status >= 500 : result != CURLE_WRITE_ERROR;
     const std::string reason = reason_of(*transfer, result);
     Batch& batch = transfer->batch();
     if (may_pass && batch.tries < options_.retries) {
@@ -230,8 +230,8 @@ class HttpReward final : public Reward {
       waiting_.push_back(std::move(batch));
       return;
     }
-    fail(batch, batch.tries == 0 ? reason : fmt::format("{} (asked {} times)", reason,
-                                                        batch.tries + 1));
+    fail(batch,
+         batch.tries == 0 ? reason : fmt::format("{} (asked {} times)", reason, batch.tries + 1));
   }
 
   std::string reason_of(const Transfer& transfer, CURLcode result) const {
@@ -243,8 +243,9 @@ class HttpReward final : public Reward {
     const std::string location = transfer.location();
     if (!location.empty()) {
       // Another host would be sent the token; a POST may come there as a GET.
-      return fmt::format("HTTP status {}, redirects to {}, which is not followed; set rl.reward.url",
-                         transfer.status(), text::shown(text::without_password(location)));
+      return fmt::format(
+          "HTTP status {}, redirects to {}, which is not followed; set rl.reward.url",
+          transfer.status(), text::shown(text::without_password(location)));
     }
     return fmt::format("HTTP status {}: {}", transfer.status(), text::shown(transfer.answer()));
   }

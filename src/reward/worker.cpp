@@ -58,7 +58,8 @@ struct Pipe {
 
 void limit(int resource, std::int64_t most) {
   if (most <= 0) return;
-  // One more second of processor time: the first signal says which limit it was, the next is SIGKILL.
+  // One more second of processor time: the first signal says which limit it was, the next is
+  // SIGKILL.
   const auto value = static_cast<rlim_t>(most);
   const rlimit limits{value, resource == RLIMIT_CPU ? value + 1 : value};
   ::setrlimit(static_cast<__rlimit_resource>(resource), &limits);
@@ -162,9 +163,9 @@ void Worker::start_guard() {
 std::optional<int> Worker::own_status() const {
   for (int waited = 0; waited < kMomentMs; ++waited) {
     siginfo_t info{};
-    const bool has_ended = ::waitid(P_PID, static_cast<id_t>(process_), &info,
-                                    WEXITED | WNOHANG | WNOWAIT) == 0 &&
-                           info.si_pid == process_;
+    const bool has_ended =
+        ::waitid(P_PID, static_cast<id_t>(process_), &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
+        info.si_pid == process_;
     if (has_ended) return info.si_code == CLD_EXITED ? info.si_status : -info.si_status;
     ::poll(nullptr, 0, 1);
   }
@@ -245,8 +246,9 @@ void Worker::log_error(std::string_view line) {
   if (logged_ <= kMostLogged) {
     log::info("{}: {}", name_, text::shown(line, kLongestErrorLine));
   } else {
-    log::warning("{}: more than {} KiB of standard error; the rest until its next answer is left out",
-                 name_, kMostLogged >> 10);
+    log::warning(
+        "{}: more than {} KiB of standard error; the rest until its next answer is left out", name_,
+        kMostLogged >> 10);
   }
 }
 

@@ -237,8 +237,9 @@ class WorkerPool::Loop {
                          options_.timeout_s + options_.start_timeout_s, kTry);
     }
     if (stillborn_ >= kMostStillborn) {
-      throw_error<Error>("{}: '{}' was started {} times and never answered; the last time it {}; {}",
-                         options_.key, command(), stillborn_, last_end_, kTry);
+      throw_error<Error>(
+          "{}: '{}' was started {} times and never answered; the last time it {}; {}", options_.key,
+          command(), stillborn_, last_end_, kTry);
     }
   }
 
@@ -298,7 +299,7 @@ class WorkerPool::Loop {
   std::deque<std::size_t> waiting_;
   std::size_t unanswered_ = 0;
   bool has_ever_answered_ = false;
-  int silent_ = 0;  ///< Workers that were ended because their first answer did not come.
+  int silent_ = 0;        ///< Workers that were ended because their first answer did not come.
   int stillborn_ = 0;     ///< Workers that ended before it.
   std::string last_end_;  ///< How the last of these did.
   std::uint64_t last_id_ = 0;

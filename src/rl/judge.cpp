@@ -216,6 +216,8 @@ std::vector<Verdict> Judge::exchange(bool waits) {
       try {
         answer["verdicts"] = Json::array();
         for (const Verdict& verdict : scored(waits)) answer["verdicts"].push_back(to_json(verdict));
+      } catch (const ConfigError& error) {
+        answer = {{"wrong", error.what()}};
       } catch (const Error& error) {
         answer = {{"failure", error.what()}};
       }
@@ -224,6 +226,9 @@ std::vector<Verdict> Judge::exchange(bool waits) {
     // Messages in it may be as deep as a text of their own.
     answer = json::parse(everybody_.all_gather_objects(reward::wire_text(answer)).front(),
                          {.depth = 512});
+    // The exit status tells a program that cannot be started from one that fails, on all ranks.
+    if (answer.contains("wrong"))
+      throw_error<ConfigError>("{}", answer["wrong"].get<std::string>());
     if (answer.contains("failure")) throw_error<Error>("{}", answer["failure"].get<std::string>());
     for (const Json& verdict : answer["verdicts"]) verdicts.push_back(from_json(verdict));
   }

@@ -12,8 +12,8 @@ namespace heddle {
 namespace {
 
 using ::testing::HasSubstr;
-using ::testing::Not;
 using testing::message_of;
+using ::testing::Not;
 
 std::string repeated(std::string_view text, int count) {
   std::string all;
@@ -102,7 +102,8 @@ TEST(Json, ErrorsNameThePlaceAndQuoteNothingLong) {
         << half;
   }
   EXPECT_EQ(json::parse(R"(["\ud83d\ude00"])")[0], "\xf0\x9f\x98\x80");
-  for (const char* other : {R"(["\ud83d\ude00"x])", R"(["\ud83d\ude00" x])", "[\"\\\\ud83d\xff\"]"}) {
+  for (const char* other :
+       {R"(["\ud83d\ude00"x])", R"(["\ud83d\ude00" x])", "[\"\\\\ud83d\xff\"]"}) {
     EXPECT_THAT(message_of([other] { json::parse(other); }), Not(HasSubstr("surrogate"))) << other;
   }
   EXPECT_THAT(message_of([] { json::parse("[\"" + std::string(1 << 20, 'x')); }),

@@ -200,7 +200,8 @@ int main() {
     std::cout << text << std::endl;
     const std::string action = request.value("action", "");
     if (action.starts_with("last-words ")) {
-      // Ends while nobody asks it anything. Whoever sees the end of the pipe finds the output closed.
+      // Ends while nobody asks it anything. Whoever sees the end of the pipe finds the output
+      // closed.
       if (::open(action.substr(action.find(' ') + 1).c_str(), O_WRONLY | O_CLOEXEC) < 0) return 4;
       ::close(STDOUT_FILENO);
       ::_exit(3);

@@ -92,10 +92,9 @@ TEST_F(EnvironmentTest, PromptsWhoseEpisodesWereLostWithAWorkerArePlayedAnew) {
   const json meta = {{"turns", 3}, {"dies_once", (dir_ / "mark").string()}};
   // Twelve groups are under way, more than may fail in a row, and both workers have episodes of
   // each.
-  const Reports reports =
-      train(played("once", meta,
-                   {"rl.mode=async", "rl.max_staleness=2", "rl.update_mode=wait",
-                    "train.max_steps=3"}));
+  const Reports reports = train(
+      played("once", meta,
+             {"rl.mode=async", "rl.max_staleness=2", "rl.update_mode=wait", "train.max_steps=3"}));
   ASSERT_EQ(reports.steps.size(), 3U);
   double failed = 0;
   for (const train::StepInfo& step : reports.steps) {
@@ -188,9 +187,8 @@ TEST_F(DialogueTest, TakesWhateverCallAPolicyWrites) {
   };
   const auto argument_of = [&](const std::string& value) {
     const rl::Json message = dialogue_->message(call(value), "", nullptr);
-    return message.contains("tool_calls")
-               ? message["tool_calls"][0]["function"]["arguments"]["a"]
-               : rl::Json("content");
+    return message.contains("tool_calls") ? message["tool_calls"][0]["function"]["arguments"]["a"]
+                                          : rl::Json("content");
   };
   EXPECT_EQ(argument_of("18446744073709551616"), "18446744073709551616");
   const std::string digits(1000, '7');
