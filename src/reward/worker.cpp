@@ -63,6 +63,9 @@ void limit(int resource, std::int64_t most) {
   const auto value = static_cast<rlim_t>(most);
   const rlimit limits{value, resource == RLIMIT_CPU ? value + 1 : value};
   ::setrlimit(static_cast<__rlimit_resource>(resource), &limits);
+  // That signal would leave an image of the memory behind.
+  const rlimit no_core{0, 0};
+  if (resource == RLIMIT_CPU) ::setrlimit(RLIMIT_CORE, &no_core);
 }
 
 /// In the new process; only calls that are safe after a fork of a program with threads.
