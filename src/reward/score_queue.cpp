@@ -73,7 +73,9 @@ std::vector<ScoreQueue::Scored> ScoreQueue::take(std::chrono::milliseconds longe
 }
 
 void ScoreQueue::work(std::size_t thread, const std::stop_token& stop) {
-  Reward& reward = *rewards_[thread];
+  // Workers of all threads end at the same time.
+  const std::unique_ptr<Reward> own = std::move(rewards_[thread]);
+  Reward& reward = *own;
   std::deque<Waiting>& waiting = waiting_[has_episodes_ ? thread : 0];
   std::unique_lock lock(mutex_);
   while (has_work_.wait(lock, stop, [&] { return !waiting.empty(); })) {

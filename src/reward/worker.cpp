@@ -163,16 +163,34 @@ void Worker::start_guard() {
   ::posix_spawnattr_destroy(&attributes);
 }
 
+std::optional<int> Worker::status() const {
+  siginfo_t info{};
+  const bool has_ended = ::waitid(P_PID, static_cast<id_t>(process_), &info,
+                                  WEXITED | WNOHANG | WNOWAIT) == 0 &&
+                         info.si_pid == process_;
+  if (!has_ended) return {};
+  return info.si_code == CLD_EXITED ? info.si_status : -info.si_status;
+}
+
 std::optional<int> Worker::own_status() const {
   for (int waited = 0; waited < kMomentMs; ++waited) {
-    siginfo_t info{};
-    const bool has_ended =
-        ::waitid(P_PID, static_cast<id_t>(process_), &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
-        info.si_pid == process_;
-    if (has_ended) return info.si_code == CLD_EXITED ? info.si_status : -info.si_status;
+    if (const auto found = status()) return found;
     ::poll(nullptr, 0, 1);
   }
   return {};
+}
+
+void Worker::finish(Clock::duration longest) {
+  if (process_ < 0) return;
+  to_write_.clear();
+  ::close(std::exchange(input_, -1));
+  // What it still writes is read: it would wait for ever at a full pipe.
+  for (const auto until = Clock::now() + longest; Clock::now() < until && !status();) {
+    std::array<pollfd, 2> polled{{{is_gone() ? -1 : output_, POLLIN, 0}, {errors_, POLLIN, 0}}};
+    ::poll(polled.data(), polled.size(), 10);
+    pump();
+  }
+  end();
 }
 
 std::string Worker::end_gone() {

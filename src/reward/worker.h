@@ -38,7 +38,9 @@ class Worker {
   bool is_gone() const { return !gone_.empty(); }
   /// Ends it, and says why it is gone: "ended (exit status 1)", "closed its standard output".
   std::string end_gone();
-  /// Ends it.
+  /// Ends its standard input, and ends it once it has had so long to end by itself.
+  void finish(Clock::duration longest);
+  /// Ends it at once.
   void end();
 
   /// What it writes to its standard error goes to the log again, if it had written too much.
@@ -47,7 +49,9 @@ class Worker {
 
  private:
   void start_guard();
-  /// How it ended by itself; nullopt if it is still there after a moment.
+  /// Its exit status, or the negative signal that ended it; nullopt while it is there.
+  std::optional<int> status() const;
+  /// The same after a moment at most.
   std::optional<int> own_status() const;
   void write_some();
   /// Appends what is there to `text`; false at the end of the stream.

@@ -27,6 +27,8 @@ namespace {
 constexpr int kMostSilent = 3;
 /// As above for workers that end before their first answer: that costs no time to find out.
 constexpr int kMostStillborn = 8;
+/// Workers have so long to end by themselves when the run does.
+constexpr std::chrono::seconds kLeave{2};
 
 }  // namespace
 
@@ -86,12 +88,16 @@ class WorkerPool::Loop {
       return answers(requests);
     } catch (...) {
       // Workers may still be busy with requests that nobody waits for any more.
+      if (options_.stop.stop_requested()) finish_all();
       for (Seat& seat : seats_) seat = {};
       throw;
     }
   }
 
-  void close() { seats_.clear(); }
+  void close() {
+    finish_all();
+    seats_.clear();
+  }
   std::size_t size() const { return seats_.size(); }
 
  private:
@@ -105,8 +111,17 @@ class WorkerPool::Loop {
     bool has_answered = false;
     std::string id;  ///< Of the request that it works on; empty: none.
     std::size_t item = 0;
+    std::int64_t process = -1;  ///< The worker's number.
     Clock::time_point deadline;
   };
+
+  /// Those that hold a sandbox or a browser can give it back.
+  void finish_all() {
+    const auto until = Clock::now() + kLeave;
+    for (Seat& seat : seats_) {
+      if (seat.worker) seat.worker->finish(std::max(Clock::duration(0), until - Clock::now()));
+    }
+  }
 
   std::vector<Answer> answers(const std::vector<Request>& requests) {
     items_.clear();
@@ -146,14 +161,18 @@ class WorkerPool::Loop {
       if (next == waiting_.end()) continue;
       seat.item = *next;
       waiting_.erase(next);
-      const std::string unfit = seat.worker ? end_if_unfit(seat) : "";
-      if (!unfit.empty() && items_[seat.item].request->worker) {
-        finish(seat.item, {nullptr, unfit, /*was_unasked=*/true});
+      if (seat.worker) end_if_unfit(seat);
+      const std::int64_t process = items_[seat.item].request->process;
+      if (process >= 0 && (!seat.worker || process != seat.process)) {
+        finish(seat.item, {.error = "the worker that had its episode has ended",
+                           .process = process,
+                           .was_unasked = true});
         continue;
       }
       if (!seat.worker) {
         seat.worker = std::make_unique<Worker>(options_, options_.first_worker + number);
         seat.has_answered = false;
+        seat.process = ++last_process_;
       }
       seat.id = std::to_string(++last_id_);
       Json body = {{"id", seat.id}};
@@ -164,11 +183,14 @@ class WorkerPool::Loop {
     }
   }
 
-  /// A worker that was not asked has ended or has written something: ends it and says why; else "".
-  std::string end_if_unfit(Seat& seat) {
+  /// Ends a worker that nobody asks and that has ended or has written something.
+  void end_if_unfit(Seat& seat) {
     const std::vector<std::string> lines = seat.worker->pump();
-    if (!lines.empty()) return fail(seat, wrote(seat, lines.front()));
-    return seat.worker->is_gone() ? fail(seat, seat.worker->end_gone()) : "";
+    if (!lines.empty()) {
+      fail(seat, wrote(seat, lines.front()));
+    } else if (seat.worker->is_gone()) {
+      fail(seat, seat.worker->end_gone());
+    }
   }
 
   static std::string wrote(const Seat& seat, const std::string& line, const std::string& why = "") {
@@ -265,7 +287,7 @@ class WorkerPool::Loop {
     seat.id.clear();
     seat.worker->has_answered();
     seat.has_answered = has_ever_answered_ = true;
-    finish(seat.item, {std::move(value), {}});
+    finish(seat.item, {.value = std::move(value), .process = seat.process});
     return true;
   }
 
@@ -274,23 +296,22 @@ class WorkerPool::Loop {
     --unanswered_;
   }
 
-  /// Ends the worker; its request goes to another one, or has failed. Returns what is said of it.
-  std::string fail(Seat& seat, const std::string& why) {
+  /// Ends the worker; its request goes to another one, or has failed.
+  void fail(Seat& seat, const std::string& why) {
     const std::string reason = seat.worker->name() + " " + why;
     seat.worker.reset();
     const bool was_asked = !std::exchange(seat.id, {}).empty();
     const std::string about = was_asked ? items_[seat.item].request->about : "";
     log::warning("{}: {}{}; it is started anew", options_.key, reason,
                  about.empty() ? "" : ", asked about " + about);
-    if (!was_asked) return reason;
+    if (!was_asked) return;
     const Item& item = items_[seat.item];
     if (item.tries < 2 && !item.request->worker) {
       // At the end: another worker is the likelier to take it.
       waiting_.push_back(seat.item);
     } else {
-      finish(seat.item, {nullptr, reason});
+      finish(seat.item, {.error = reason, .process = seat.process});
     }
-    return reason;
   }
 
   ProcessOptions options_;
@@ -303,6 +324,7 @@ class WorkerPool::Loop {
   int stillborn_ = 0;     ///< Workers that ended before it.
   std::string last_end_;  ///< How the last of these did.
   std::uint64_t last_id_ = 0;
+  std::int64_t last_process_ = -1;
 };
 
 WorkerPool::WorkerPool(const ProcessOptions& options)

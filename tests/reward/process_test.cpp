@@ -16,6 +16,7 @@
 
 #include "base/errors.h"
 #include "reward/reward.h"
+#include "reward/score_queue.h"
 #include "reward/wire.h"
 #include "testing/message_of.h"
 #include "testing/paths.h"
@@ -189,6 +190,25 @@ TEST(ProcessReward, EndsItsWorkersWithItself) {
   ASSERT_EQ(::kill(worker, 0), 0);
   reward.reset();
   EXPECT_NE(::kill(worker, 0), 0);
+}
+
+TEST(ProcessReward, WorkersMayGiveBackWhatTheyHoldAtTheEnd) {
+  const testing::TemporaryDirectory folder;
+  const auto sample = [&](const char* name) {
+    return samples_of({"make-at-end " + (folder / name).string()});
+  };
+  auto reward = reward_of(program());
+  reward->score(sample("reward"));
+  reward.reset();
+  EXPECT_TRUE(std::filesystem::exists(folder / "reward"));
+  RewardOptions options;
+  options.process = program();
+  {
+    ScoreQueue queue(options);
+    queue.submit(sample("queue").front());
+    while (queue.take(std::chrono::milliseconds(100)).empty()) continue;
+  }
+  EXPECT_TRUE(std::filesystem::exists(folder / "queue"));
 }
 
 TEST(ProcessReward, OutlivesTheThreadThatAsks) {

@@ -32,6 +32,7 @@ std::optional<json> turn_of(const json& sample) {
   return json{{"observation", " again:"}, {"reward", 0.25}};
 }
 
+std::string made_at_end;
 void make(const std::string& file) { std::ofstream(file) << "x"; }
 /// Returns once the file is there.
 void wait_for(const std::string& file) {
@@ -116,6 +117,7 @@ json judged(const json& sample) {
   if (completion.starts_with("variable "))
     return {{"reward", std::getenv(argument.c_str()) == nullptr ? 0 : 1}};
   if (completion.starts_with("make ")) make(argument);
+  if (completion.starts_with("make-at-end ")) made_at_end = argument;
   if (completion.starts_with("wait-for ")) wait_for(argument);
   if (completion == "error") return {{"error", "no such problem"}};
   if (completion == "nan" || completion == "NaN") return {{"reward", nullptr}};
@@ -207,4 +209,5 @@ int main() {
       ::_exit(3);
     }
   }
+  if (!made_at_end.empty()) make(made_at_end);
 }
