@@ -165,9 +165,9 @@ void Worker::start_guard() {
 
 std::optional<int> Worker::status() const {
   siginfo_t info{};
-  const bool has_ended = ::waitid(P_PID, static_cast<id_t>(process_), &info,
-                                  WEXITED | WNOHANG | WNOWAIT) == 0 &&
-                         info.si_pid == process_;
+  const bool has_ended =
+      ::waitid(P_PID, static_cast<id_t>(process_), &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
+      info.si_pid == process_;
   if (!has_ended) return {};
   return info.si_code == CLD_EXITED ? info.si_status : -info.si_status;
 }
