@@ -151,6 +151,12 @@ class Builder : public nlohmann::json_sax<Json> {
             word, where(begin));
       }
     }
+    if (const std::size_t half = half_pair_before(at); half != std::string_view::npos) {
+      throw_error<DataError>(
+          "not valid JSON: {} at {} is half of a surrogate pair, no character (Python's json.dumps "
+          "writes it for text that is not UTF-8)",
+          text_.substr(half, 6), where(half));
+    }
     if (at >= text_.size())
       throw_error<DataError>("not valid JSON: the text ends inside a value, at {}", where(at));
     if (static_cast<unsigned char>(text_[at]) >= 0x80) {
@@ -159,6 +165,31 @@ class Builder : public nlohmann::json_sax<Json> {
     }
     throw_error<DataError>("not valid JSON: unexpected '{}' at {}",
                            text::shown(text_.substr(at, 1)), where(at));
+  }
+
+  /// Whether an escape begins there: its backslash is not itself escaped.
+  bool is_escape(std::size_t begin) const {
+    if (text_.substr(begin, 2) != "\\u") return false;
+    const std::size_t before = text_.substr(0, begin).find_last_not_of('\\');
+    return (begin - (before + 1)) % 2 == 0;  // npos + 1 == 0
+  }
+
+  /// Where the escape of half a surrogate pair begins, if it is why the parser stopped: at the last
+  /// digit of a second half without a first one, or where a first half has no second.
+  std::size_t half_pair_before(std::size_t at) const {
+    constexpr std::size_t kSecond = 5, kNext = 6, kOther = 7, kLastOfNext = 11;
+    for (const std::size_t offset : {kSecond, kNext, kOther, kLastOfNext}) {
+      if (at < offset || !is_escape(at - offset)) continue;
+      const std::size_t begin = at - offset;
+      const std::string_view digits = text_.substr(begin + 2, 2);
+      const bool is_d = digits.starts_with('d') || digits.starts_with('D');
+      if (!is_d || digits.size() < 2) continue;
+      const bool is_first = std::string_view("89abAB").find(digits[1]) != std::string_view::npos;
+      const bool is_second = std::string_view("cdefCDEF").find(digits[1]) != std::string_view::npos;
+      const bool has_next = text_.substr(begin + kNext, 1) == "\\";
+      if (offset == kSecond ? is_second : is_first && (offset == kNext) != has_next) return begin;
+    }
+    return std::string_view::npos;
   }
 
   std::string where(std::size_t at) const {

@@ -152,16 +152,31 @@ std::int64_t trainers_of(const config::RunConfig& config, std::int64_t ranks) {
   return ranks - rl.rollout_ranks;
 }
 
+/// `heddle rl` and `heddle dpo` say what they train, so that their files need not; "" for others.
+std::string implied_objective(const config::RunConfig& config) {
+  if (config.is_set("train.objective")) return "";
+  const auto has_section = [&](const std::string& prefix) {
+    const auto first = config.origins.lower_bound(prefix);
+    return first != config.origins.end() && first->first.starts_with(prefix);
+  };
+  return has_section("rl.") ? "policy" : has_section("dpo.") ? "dpo" : "";
+}
+
 Planned planned(const DoctorOptions& options) {
   // A plan reads no data: a file that has none yet is planned too.
   std::vector<std::string> settings = {"data.train=rows.jsonl"};
   settings.insert(settings.end(), options.overrides.begin(), options.overrides.end());
   // A file for no model in particular may leave it out.
   if (!options.preset.empty()) settings.push_back("model.path=" + options.preset);
-  Planned planned{config::load(options.mesh_of, settings, config::Completeness::kComplete,
-                               assembly::usual_device()),
-                  {},
-                  0};
+  const auto load = [&] {
+    return config::load(options.mesh_of, settings, config::Completeness::kComplete,
+                        assembly::usual_device());
+  };
+  Planned planned{load(), {}, 0};
+  if (const std::string objective = implied_objective(planned.config); !objective.empty()) {
+    settings.push_back("train.objective=" + objective);
+    planned.config = load();
+  }
   planned.ranks = ranks_of(planned.config.parallel, trainers_of(planned.config, options.ranks));
   planned.model = shape_of(options, planned.config);
   return planned;

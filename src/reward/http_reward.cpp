@@ -6,6 +6,7 @@
 #include <chrono>
 #include <deque>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <utility>
 
@@ -78,6 +79,12 @@ class Transfer {
     curl_easy_getinfo(handle_, CURLINFO_RESPONSE_CODE, &status);
     return status;
   }
+  /// Where a redirection leads; empty: nowhere.
+  std::string location() const {
+    const char* url = nullptr;
+    curl_easy_getinfo(handle_, CURLINFO_REDIRECT_URL, &url);
+    return url == nullptr ? "" : url;
+  }
   double retry_after() const {
     curl_off_t wait = 0;
     curl_easy_getinfo(handle_, CURLINFO_RETRY_AFTER, &wait);
@@ -108,6 +115,7 @@ class HttpReward final : public Reward {
           "rl.reward: the token or the password of the URL was left out when this configuration "
           "was written: give it again, as rl.reward.token=TOKEN");
     }
+    require_url();
     static std::once_flag once;
     std::call_once(once, [] { curl_global_init(CURL_GLOBAL_DEFAULT); });
     multi_ = curl_multi_init();
@@ -119,7 +127,7 @@ class HttpReward final : public Reward {
   }
 
   std::vector<Score> score(std::span<const Sample> samples) override {
-    scores_.assign(samples.size(), Score{0, {}, "the server gave no score for it"});
+    scores_.assign(samples.size(), Score{});
     waiting_.clear();
     drop_all();
     const auto size = static_cast<std::size_t>(options_.batch);
@@ -135,6 +143,17 @@ class HttpReward final : public Reward {
   }
 
  private:
+  void require_url() const {
+    const std::unique_ptr<CURLU, void (*)(CURLU*)> url(curl_url(), curl_url_cleanup);
+    const CURLUcode code =
+        curl_url_set(url.get(), CURLUPART_URL, options_.url.c_str(), CURLU_NON_SUPPORT_SCHEME);
+    if (code != CURLUE_OK) {
+      throw_error<ConfigError>("rl.reward.url: '{}' is no URL: {}",
+                               text::shown(text::without_password(options_.url)),
+                               curl_url_strerror(code));
+    }
+  }
+
   void drop_all() {
     for (const auto& [handle, transfer] : under_way_) curl_multi_remove_handle(multi_, handle);
     under_way_.clear();
@@ -194,10 +213,10 @@ class HttpReward final : public Reward {
     curl_multi_remove_handle(multi_, handle);
     const long status = transfer->status();
     if (result == CURLE_OK && status >= 200 && status < 300) return take(*transfer);
-    const bool may_pass = result != CURLE_OK || status == 429 || status >= 500;
-    const std::string reason = result == CURLE_OK ? fmt::format("HTTP status {}: {}", status,
-                                                                text::shown(transfer->answer()))
-                                                  : curl_easy_strerror(result);
+    // A longer answer than is read will be as long again.
+    const bool may_pass =
+        result == CURLE_OK ? status == 429 || status >= 500 : result != CURLE_WRITE_ERROR;
+    const std::string reason = reason_of(*transfer, result);
     Batch& batch = transfer->batch();
     if (may_pass && batch.tries < options_.retries) {
       const double wait = std::max(
@@ -211,7 +230,24 @@ class HttpReward final : public Reward {
       waiting_.push_back(std::move(batch));
       return;
     }
-    fail(batch, fmt::format("{} (asked {} times)", reason, batch.tries + 1));
+    fail(batch,
+         batch.tries == 0 ? reason : fmt::format("{} (asked {} times)", reason, batch.tries + 1));
+  }
+
+  std::string reason_of(const Transfer& transfer, CURLcode result) const {
+    if (result == CURLE_OPERATION_TIMEDOUT)
+      return fmt::format("no answer within {} s (rl.reward.timeout_s)", options_.timeout_s);
+    if (result == CURLE_WRITE_ERROR)
+      return fmt::format("an answer of more than {} MiB", kLongestResponse >> 20);
+    if (result != CURLE_OK) return curl_easy_strerror(result);
+    const std::string location = transfer.location();
+    if (!location.empty()) {
+      // Another host would be sent the token; a POST may come there as a GET.
+      return fmt::format(
+          "HTTP status {}, redirects to {}, which is not followed; set rl.reward.url",
+          transfer.status(), text::shown(text::without_password(location)));
+    }
+    return fmt::format("HTTP status {}: {}", transfer.status(), text::shown(transfer.answer()));
   }
 
   void fail(const Batch& batch, const std::string& why) {
@@ -225,7 +261,8 @@ class HttpReward final : public Reward {
     try {
       list = json::parse<Json>(transfer.answer());
     } catch (const DataError& error) {
-      return fail(batch, error.what());
+      return fail(batch, fmt::format("expected a list of scores, found '{}' ({})",
+                                     text::shown(transfer.answer()), error.what()));
     }
     if (!list.is_array())
       return fail(batch, "expected a list of scores, found " + json::shown(list));
@@ -240,6 +277,11 @@ class HttpReward final : public Reward {
         return fail(batch, "a score of an unknown id, or a second one: " + json::shown(answer));
       scores_[place->second] = from_wire(answer);
       places.erase(place);
+    }
+    for (const auto& [id, place] : places) {
+      scores_[place].error =
+          fmt::format("{}: the answer has {} of {} scores, none with the id {}",
+                      text::without_password(options_.url), list.size(), batch.count, id);
     }
   }
 

@@ -12,7 +12,8 @@ class ProcessReward final : public Reward {
 
   std::vector<Score> score(std::span<const Sample> samples) override {
     std::vector<WorkerPool::Request> requests;
-    for (const Sample& sample : samples) requests.push_back({to_wire(sample)});
+    for (const Sample& sample : samples)
+      requests.push_back({.body = to_wire(sample), .about = sample.place});
     std::vector<Score> scores;
     for (const WorkerPool::Answer& answer : pool_.ask(requests)) {
       Score score = answer.error ? Score{0, {}, answer.error} : from_wire(answer.value);

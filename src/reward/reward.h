@@ -33,6 +33,7 @@ enum class Ask {
 /// prints.
 struct Sample {
   std::string id;  ///< Names the sample in messages and in answers of a process, and its episode.
+  std::string place = {};  ///< Of its row, for messages: "prompts.jsonl:7".
   std::int64_t group = 0;  ///< Samples of one prompt share it.
   std::string prompt = {}, completion = {};
   std::vector<PastTurn> turns = {};       ///< Turns before it, in their order.
@@ -55,6 +56,9 @@ struct Score {
   /// Set in place of an observation: messages that the chat template puts there.
   Json messages = nullptr;
   bool is_truncated = false;  ///< The episode ended at a limit of its environment.
+  /// The episode was lost with its worker, which another one ended: it may be played anew.
+  bool is_lost = false;
+  std::vector<std::string> unread = {};  ///< Keys of the answer that nothing reads.
 
   bool goes_on() const { return observation || !messages.is_null(); }
 };
@@ -81,6 +85,7 @@ struct ProcessOptions {
   std::string key = "rl.reward.command";  ///< Names the program in messages.
   std::vector<std::string> command = {};  ///< Program and arguments. Empty: none.
   std::int64_t workers = 2;
+  std::size_t first_worker = 0;   ///< Its number in messages.
   double timeout_s = 30;          ///< For one sample, from the moment it is written.
   double start_timeout_s = 60;    ///< For the first answer of a new worker, besides `timeout_s`.
   std::int64_t memory_bytes = 0;  ///< Limit of one worker's address space; 0: none.

@@ -22,6 +22,7 @@ ScoreQueue::ScoreQueue(const RewardOptions& options) {
   one.process.stop = one.environment.stop = one.http.stop = given_up_.get_token();
   // The first checks the options, also where they ask for no thread.
   do {
+    one.process.first_worker = one.environment.first_worker = rewards_.size();
     rewards_.push_back(make_reward(one));
   } while (std::ssize(rewards_) < threads);
   waiting_.resize(has_episodes_ ? rewards_.size() : 1);
@@ -72,7 +73,9 @@ std::vector<ScoreQueue::Scored> ScoreQueue::take(std::chrono::milliseconds longe
 }
 
 void ScoreQueue::work(std::size_t thread, const std::stop_token& stop) {
-  Reward& reward = *rewards_[thread];
+  // Workers of all threads end at the same time.
+  const std::unique_ptr<Reward> own = std::move(rewards_[thread]);
+  Reward& reward = *own;
   std::deque<Waiting>& waiting = waiting_[has_episodes_ ? thread : 0];
   std::unique_lock lock(mutex_);
   while (has_work_.wait(lock, stop, [&] { return !waiting.empty(); })) {

@@ -23,7 +23,7 @@ class ScoreQueue {
  public:
   /// Throws ConfigError as make_reward() does.
   explicit ScoreQueue(const RewardOptions& options);
-  /// Gives up what is under way, within half a second.
+  /// Gives up what is under way. Takes as long as workers have to end by themselves, at most.
   ~ScoreQueue();
   ScoreQueue(const ScoreQueue&) = delete;
   ScoreQueue& operator=(const ScoreQueue&) = delete;

@@ -1,6 +1,9 @@
 #include "reward/wire.h"
 
+#include <algorithm>
+#include <array>
 #include <cmath>
+#include <initializer_list>
 
 #include <fmt/format.h>
 
@@ -12,6 +15,7 @@ namespace {
 
 constexpr std::size_t kMostParts = 256;
 constexpr std::size_t kLongestName = 100;
+constexpr std::size_t kMostUnread = 8;
 constexpr std::size_t kLongestObservation = std::size_t{1} << 20;
 
 /// A name becomes one of a metric.
@@ -60,12 +64,21 @@ std::string read_continuation(const Json& answer, Score& score) {
 }
 
 std::string read_reward(const Json& answer, bool may_miss, Score& score) {
-  const auto reward = answer.find("reward");
-  const bool is_missing = reward == answer.end();
-  if (is_missing ? !may_miss : !is_reward(*reward))
+  const Json* const reward = given(answer, "reward");
+  if (reward == nullptr ? !may_miss : !is_reward(*reward))
     return "'reward' must be a finite number, at most 1e9";
-  if (!is_missing) score.reward = reward->get<double>();
+  if (reward != nullptr) score.reward = reward->get<double>();
   return {};
+}
+
+/// Keys that nothing reads may be misspelt ones: whoever takes the score says so.
+void note_unread(const Json& answer, std::initializer_list<const char*> more, Score& score) {
+  constexpr std::array kKnown = {"id", "reward", "parts", "observation", "messages", "error"};
+  for (const auto& [key, value] : answer.items()) {
+    const bool is_known = std::ranges::find(kKnown, key) != kKnown.end() ||
+                          std::ranges::find(more, key) != more.end();
+    if (!is_known && score.unread.size() < kMostUnread) score.unread.push_back(text::shown(key));
+  }
 }
 
 std::string read_flag(const Json& answer, const char* key, bool& flag) {
@@ -78,20 +91,25 @@ std::string read_flag(const Json& answer, const char* key, bool& flag) {
 
 std::string read_step(const Json& answer, Score& score) {
   bool is_done = false;
-  for (const std::string& why :
-       {read_flag(answer, "done", is_done), read_flag(answer, "truncated", score.is_truncated),
-        read_continuation(answer, score),
-        read_reward(answer, !is_done && !score.is_truncated, score), read_parts(answer, score)}) {
-    if (!why.empty()) return why;
+  std::string why = read_flag(answer, "done", is_done);
+  if (why.empty()) why = read_flag(answer, "truncated", score.is_truncated);
+  const bool is_over = is_done || score.is_truncated;
+  // Nobody reads what comes after the end, where many environments have an empty text.
+  if (why.empty() && !is_over) why = read_continuation(answer, score);
+  if (why.empty()) why = read_reward(answer, !is_over, score);
+  if (why.empty()) why = read_parts(answer, score);
+  if (why.empty() && !is_over && !score.goes_on())
+    why = "an episode that is not 'done' needs an 'observation' or 'messages'";
+  return why;
+}
+
+std::string read_opening(const Json& answer, Score& score) {
+  for (const char* key : {"done", "truncated"}) {
+    const Json* const flag = given(answer, key);
+    if (flag != nullptr && *flag != false)
+      return fmt::format("'{}' is for op step: an episode has one turn at least", key);
   }
-  if (is_done || score.is_truncated) {
-    // Nobody reads what comes after the end.
-    score.observation.reset();
-    score.messages = nullptr;
-  } else if (!score.goes_on()) {
-    return "an episode that is not 'done' needs an 'observation' or 'messages'";
-  }
-  return {};
+  return read_continuation(answer, score);
 }
 
 template <class Read>
@@ -101,6 +119,8 @@ Score score_of(const Json& answer, const char* expected, const Read& read) {
   };
   if (!answer.is_object()) return refused(expected);
   if (const Json* const error = given(answer, "error")) {
+    if (*error == "" || *error == false)
+      return refused("'error' must say what is wrong, or be absent where nothing is");
     return {.error =
                 error->is_string() ? text::shown(error->get<std::string>()) : json::shown(*error)};
   }
@@ -146,6 +166,7 @@ bool is_reward(const Json& value) {
 
 Score from_wire(const Json& answer) {
   return score_of(answer, "an answer must be an object with 'reward'", [&](Score& score) {
+    note_unread(answer, {}, score);
     std::string why = read_continuation(answer, score);
     if (why.empty()) why = read_reward(answer, score.goes_on(), score);
     return why.empty() ? read_parts(answer, score) : why;
@@ -154,7 +175,8 @@ Score from_wire(const Json& answer) {
 
 Score episode_from_wire(const Json& answer, Ask ask) {
   return score_of(answer, "an answer must be an object", [&](Score& score) {
-    return ask == Ask::kOpening ? read_continuation(answer, score) : read_step(answer, score);
+    note_unread(answer, {"done", "truncated"}, score);
+    return ask == Ask::kOpening ? read_opening(answer, score) : read_step(answer, score);
   });
 }
 

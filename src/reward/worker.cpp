@@ -1,7 +1,9 @@
 #include "reward/worker.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
+#include <spawn.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -23,6 +25,13 @@ namespace {
 /// A line longer than this is no answer.
 constexpr std::size_t kLongestLine = 16 << 20;
 constexpr std::size_t kLongestErrorLine = 4096;
+/// More of a worker's standard error than this between two answers is not logged: a loop that
+/// prints would fill the disk.
+constexpr std::size_t kMostLogged = 256 << 10;
+/// A process that has closed its pipes because it ends has ended so soon.
+constexpr int kMomentMs = 50;
+constexpr const char* kOutputClosed = "closed its standard output";
+constexpr const char* kInputClosed = "closed its standard input";
 
 /// Both ends are closed at their end of life and in programs that are started.
 struct Pipe {
@@ -49,8 +58,14 @@ struct Pipe {
 
 void limit(int resource, std::int64_t most) {
   if (most <= 0) return;
-  const rlimit value{static_cast<rlim_t>(most), static_cast<rlim_t>(most)};
-  ::setrlimit(static_cast<__rlimit_resource>(resource), &value);
+  // One more second of processor time: the first signal says which limit it was, the next is
+  // SIGKILL.
+  const auto value = static_cast<rlim_t>(most);
+  const rlimit limits{value, resource == RLIMIT_CPU ? value + 1 : value};
+  ::setrlimit(static_cast<__rlimit_resource>(resource), &limits);
+  // That signal would leave an image of the memory behind.
+  const rlimit no_core{0, 0};
+  if (resource == RLIMIT_CPU) ::setrlimit(RLIMIT_CORE, &no_core);
 }
 
 /// In the new process; only calls that are safe after a fork of a program with threads.
@@ -75,10 +90,28 @@ void limit(int resource, std::int64_t most) {
   ::_exit(127);
 }
 
+void wait_for(pid_t process) {
+  while (::waitpid(process, nullptr, 0) < 0 && errno == EINTR) {
+  }
+}
+
+/// What the system's words do not say: a file that is there cannot be found, or is no program.
+std::string hint_of(const std::string& program, int reason) {
+  if (reason == ENOENT && ::access(program.c_str(), F_OK) == 0)
+    return "; the interpreter that its first line names is not there";
+  if (reason == ENOENT && program.find(' ') != std::string::npos)
+    return "; program and arguments are a list: [python3, verify.py]";
+  if (reason == EACCES && ::access(program.c_str(), F_OK) == 0)
+    return "; expected an executable file (chmod +x), or its interpreter before it: [python3, " +
+           text::shown(program) + "]";
+  return "";
+}
+
 }  // namespace
 
 Worker::Worker(const ProcessOptions& options, std::size_t number)
-    : name_(fmt::format("worker {} ({})", number, options.command.front())) {
+    : name_(fmt::format("worker {} ({})", number, text::shown(options.command.front(), 60))),
+      has_cpu_limit_(options.cpu_seconds > 0) {
   std::vector<char*> arguments;
   for (const std::string& argument : options.command)
     arguments.push_back(const_cast<char*>(argument.c_str()));
@@ -94,31 +127,99 @@ Worker::Worker(const ProcessOptions& options, std::size_t number)
   // Ends at once: exec closes the other side.
   if (::read(failed.read, &reason, sizeof reason) == sizeof reason) {
     ::waitpid(process_, nullptr, 0);
-    throw_error<ConfigError>("{}: '{}' cannot be started: {}", options.key,
-                             text::shown(options.command.front()), std::strerror(reason));
+    throw_error<ConfigError>("{}: '{}' cannot be started: {}{}", options.key,
+                             text::shown(options.command.front()), std::strerror(reason),
+                             hint_of(options.command.front(), reason));
   }
   input_ = Pipe::take(in.write);
   output_ = Pipe::take(out.read);
   errors_ = Pipe::take(err.read);
+  start_guard();
 }
 
 Worker::~Worker() { end(); }
 
-std::string Worker::end() {
-  if (process_ < 0) return "ended";
-  ::kill(-process_, SIGKILL);
-  // A process that ended by itself before keeps its own status.
-  int status = 0;
-  while (::waitpid(process_, &status, 0) < 0 && errno == EINTR) {
+void Worker::start_guard() {
+  Pipe pipe;
+  posix_spawn_file_actions_t actions;
+  posix_spawnattr_t attributes;
+  ::posix_spawn_file_actions_init(&actions);
+  ::posix_spawnattr_init(&attributes);
+  ::posix_spawn_file_actions_adddup2(&actions, pipe.read, STDIN_FILENO);
+  // Ctrl-C goes to the group of this program, which may end before its guards.
+  ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
+  const std::string group = std::to_string(process_);
+  const std::array<const char*, 6> arguments = {
+      "sh", "-c", "exec >/dev/null 2>&1; read x; kill -9 -$1", "sh", group.c_str(), nullptr};
+  const std::vector<char*> environment = text::environment_of_programs();
+  // A machine without a shell has workers without guards.
+  if (::posix_spawn(&guard_, "/bin/sh", &actions, &attributes,
+                    const_cast<char* const*>(arguments.data()), environment.data()) == 0) {
+    guarded_ = std::exchange(pipe.write, -1);
+  } else {
+    guard_ = -1;
   }
-  process_ = -1;
+  ::posix_spawn_file_actions_destroy(&actions);
+  ::posix_spawnattr_destroy(&attributes);
+}
+
+std::optional<int> Worker::status() const {
+  siginfo_t info{};
+  const bool has_ended =
+      ::waitid(P_PID, static_cast<id_t>(process_), &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
+      info.si_pid == process_;
+  if (!has_ended) return {};
+  return info.si_code == CLD_EXITED ? info.si_status : -info.si_status;
+}
+
+std::optional<int> Worker::own_status() const {
+  for (int waited = 0; waited < kMomentMs; ++waited) {
+    if (const auto found = status()) return found;
+    ::poll(nullptr, 0, 1);
+  }
+  return {};
+}
+
+void Worker::finish(Clock::duration longest) {
+  if (process_ < 0) return;
+  to_write_.clear();
+  ::close(std::exchange(input_, -1));
+  // What it still writes is read: it would wait for ever at a full pipe.
+  for (const auto until = Clock::now() + longest; Clock::now() < until && !status();) {
+    std::array<pollfd, 2> polled{{{is_gone() ? -1 : output_, POLLIN, 0}, {errors_, POLLIN, 0}}};
+    ::poll(polled.data(), polled.size(), 10);
+    pump();
+  }
+  end();
+}
+
+std::string Worker::end_gone() {
+  std::string why = gone_;
+  const bool may_have_ended = why == kOutputClosed || why == kInputClosed;
+  if (const auto status = may_have_ended ? own_status() : std::nullopt) {
+    why = *status >= 0
+              ? fmt::format("ended (exit status {})", *status)
+              : fmt::format("ended (signal {} ({}){})", -*status, ::strsignal(-*status),
+                            *status == -SIGXCPU && has_cpu_limit_ ? ", rl.reward.cpu_seconds" : "");
+  }
+  end();
+  return why;
+}
+
+void Worker::end() {
+  if (process_ < 0) return;
+  ::kill(-process_, SIGKILL);
+  wait_for(std::exchange(process_, -1));
+  if (guard_ > 0) {
+    ::kill(guard_, SIGKILL);
+    wait_for(std::exchange(guard_, -1));
+    ::close(std::exchange(guarded_, -1));
+  }
   if (errors_ >= 0) read_some(errors_, error_text_);
   log_errors(true);
   for (int* descriptor : {&input_, &output_, &errors_}) {
     if (*descriptor >= 0) ::close(std::exchange(*descriptor, -1));
   }
-  if (WIFEXITED(status)) return fmt::format("exit status {}", WEXITSTATUS(status));
-  return fmt::format("signal {} ({})", WTERMSIG(status), ::strsignal(WTERMSIG(status)));
 }
 
 void Worker::write_some() {
@@ -126,7 +227,7 @@ void Worker::write_some() {
     const ssize_t count = ::write(input_, to_write_.data(), to_write_.size());
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) {
-      if (errno != EAGAIN) is_gone_ = true;
+      if (errno != EAGAIN) gone_ = kInputClosed;
       return;
     }
     to_write_.erase(0, static_cast<std::size_t>(count));
@@ -154,23 +255,36 @@ void Worker::log_errors(bool is_last) {
       end = error_text_.size();
     }
     const std::string_view line = std::string_view(error_text_).substr(begin, end - begin);
-    log::info("{}: {}", name_, text::shown(line, kLongestErrorLine));
+    log_error(line);
     begin = end + 1;
   }
   error_text_.erase(0, std::min(begin, error_text_.size()));
+}
+
+void Worker::log_error(std::string_view line) {
+  if (logged_ > kMostLogged) return;
+  logged_ += line.size() + 1;
+  if (logged_ <= kMostLogged) {
+    log::info("{}: {}", name_, text::shown(line, kLongestErrorLine));
+  } else {
+    log::warning(
+        "{}: more than {} KiB of standard error; the rest until its next answer is left out", name_,
+        kMostLogged >> 10);
+  }
 }
 
 std::vector<std::string> Worker::pump() {
   write_some();
   if (errors_ >= 0 && !read_some(errors_, error_text_)) ::close(std::exchange(errors_, -1));
   log_errors(false);
-  if (!read_some(output_, read_)) is_gone_ = true;
+  if (!read_some(output_, read_)) gone_ = kOutputClosed;
   std::vector<std::string> lines;
   std::size_t begin = 0;
   for (std::size_t end = 0; (end = read_.find('\n', begin)) != std::string::npos; begin = end + 1)
     lines.push_back(read_.substr(begin, end - begin));
   read_.erase(0, begin);
-  if (read_.size() > kLongestLine) is_gone_ = true;
+  if (read_.size() > kLongestLine)
+    gone_ = fmt::format("wrote a line of more than {} MiB", kLongestLine >> 20);
   return lines;
 }
 

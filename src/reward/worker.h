@@ -3,7 +3,9 @@
 #include <sys/types.h>
 
 #include <chrono>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "reward/reward.h"
@@ -32,22 +34,41 @@ class Worker {
 
   /// Reads and writes what does not block; returns the whole lines that came.
   std::vector<std::string> pump();
-  /// It closed its output or its input: it has ended or no longer speaks.
-  bool is_gone() const { return is_gone_; }
-  /// Ends it and says how it ended: "exit status 1", "signal 9 (Killed)".
-  std::string end();
+  /// It closed its output or its input, or wrote a line without an end: it no longer speaks.
+  bool is_gone() const { return !gone_.empty(); }
+  /// Ends it, and says why it is gone: "ended (exit status 1)", "closed its standard output".
+  std::string end_gone();
+  /// Ends its standard input, and ends it once it has had so long to end by itself.
+  void finish(Clock::duration longest);
+  /// Ends it at once.
+  void end();
+
+  /// What it writes to its standard error goes to the log again, if it had written too much.
+  void has_answered() { logged_ = 0; }
+  const std::string& name() const { return name_; }
 
  private:
+  void start_guard();
+  /// Its exit status, or the negative signal that ended it; nullopt while it is there.
+  std::optional<int> status() const;
+  /// The same after a moment at most.
+  std::optional<int> own_status() const;
   void write_some();
   /// Appends what is there to `text`; false at the end of the stream.
   bool read_some(int descriptor, std::string& text);
   void log_errors(bool is_last);
+  void log_error(std::string_view line);
 
   std::string name_;
+  bool has_cpu_limit_;
   pid_t process_ = -1;
+  /// Ends the worker's process group when this program is killed: the system ends the worker alone.
+  pid_t guard_ = -1;
+  int guarded_ = -1;  ///< The guard waits for the end of this pipe.
   int input_ = -1, output_ = -1, errors_ = -1;
   std::string to_write_, read_, error_text_;
-  bool is_gone_ = false;
+  std::string gone_;        ///< Why it no longer speaks; empty: it does.
+  std::size_t logged_ = 0;  ///< Bytes of its standard error since its last answer.
 };
 
 }  // namespace heddle::reward

@@ -16,6 +16,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/quote.h"
+#include "base/text.h"
 #include "reward/wire.h"
 #include "reward/worker.h"
 
@@ -24,6 +25,10 @@ namespace {
 
 /// So many workers in a row that never answer, and none that ever did: it is the program.
 constexpr int kMostSilent = 3;
+/// As above for workers that end before their first answer: that costs no time to find out.
+constexpr int kMostStillborn = 8;
+/// Workers have so long to end by themselves when the run does.
+constexpr std::chrono::seconds kLeave{2};
 
 }  // namespace
 
@@ -83,12 +88,16 @@ class WorkerPool::Loop {
       return answers(requests);
     } catch (...) {
       // Workers may still be busy with requests that nobody waits for any more.
+      if (options_.stop.stop_requested()) finish_all();
       for (Seat& seat : seats_) seat = {};
       throw;
     }
   }
 
-  void close() { seats_.clear(); }
+  void close() {
+    finish_all();
+    seats_.clear();
+  }
   std::size_t size() const { return seats_.size(); }
 
  private:
@@ -102,8 +111,17 @@ class WorkerPool::Loop {
     bool has_answered = false;
     std::string id;  ///< Of the request that it works on; empty: none.
     std::size_t item = 0;
+    std::int64_t process = -1;  ///< The worker's number.
     Clock::time_point deadline;
   };
+
+  /// Those that hold a sandbox or a browser can give it back.
+  void finish_all() {
+    const auto until = Clock::now() + kLeave;
+    for (Seat& seat : seats_) {
+      if (seat.worker) seat.worker->finish(std::max(Clock::duration(0), until - Clock::now()));
+    }
+  }
 
   std::vector<Answer> answers(const std::vector<Request>& requests) {
     items_.clear();
@@ -143,9 +161,18 @@ class WorkerPool::Loop {
       if (next == waiting_.end()) continue;
       seat.item = *next;
       waiting_.erase(next);
+      if (seat.worker) end_if_unfit(seat);
+      const std::int64_t process = items_[seat.item].request->process;
+      if (process >= 0 && (!seat.worker || process != seat.process)) {
+        finish(seat.item, {.error = "the worker that had its episode has ended",
+                           .process = process,
+                           .was_unasked = true});
+        continue;
+      }
       if (!seat.worker) {
-        seat.worker = std::make_unique<Worker>(options_, number);
+        seat.worker = std::make_unique<Worker>(options_, options_.first_worker + number);
         seat.has_answered = false;
+        seat.process = ++last_process_;
       }
       seat.id = std::to_string(++last_id_);
       Json body = {{"id", seat.id}};
@@ -154,6 +181,23 @@ class WorkerPool::Loop {
       seat.deadline = Clock::now() + seconds(limit_of(seat));
       ++items_[seat.item].tries;
     }
+  }
+
+  /// Ends a worker that nobody asks and that has ended or has written something.
+  void end_if_unfit(Seat& seat) {
+    const std::vector<std::string> lines = seat.worker->pump();
+    if (!lines.empty()) {
+      fail(seat, wrote(seat, lines.front()));
+    } else if (seat.worker->is_gone()) {
+      fail(seat, seat.worker->end_gone());
+    }
+  }
+
+  static std::string wrote(const Seat& seat, const std::string& line, const std::string& why = "") {
+    return fmt::format("wrote '{}', expected {}{}", text::shown(line),
+                       seat.id.empty() ? "nothing: all that it was asked has been answered"
+                                       : "a JSON object with the id " + seat.id,
+                       why);
   }
 
   void wait() {
@@ -177,12 +221,17 @@ class WorkerPool::Loop {
     for (const std::string& line : seat.worker->pump()) {
       std::string why;
       if (!take(seat, line, why)) {
-        return fail(seat, "wrote '" + text::shown(line) + "', expected a JSON object with the id " +
-                              (seat.id.empty() ? "of a request" : seat.id) + why);
+        fail(seat, wrote(seat, line, why));
+        return;
       }
     }
     if (seat.worker->is_gone()) {
-      fail(seat, "ended");
+      const std::string reason = seat.worker->end_gone();
+      if (!seat.has_answered) {
+        ++stillborn_;
+        last_end_ = reason;
+      }
+      fail(seat, reason);
     } else if (!seat.id.empty() && Clock::now() >= seat.deadline) {
       if (!seat.has_answered) ++silent_;
       fail(seat, fmt::format("gave no answer within {} s{}", limit_of(seat), said_of_start(seat)));
@@ -200,13 +249,23 @@ class WorkerPool::Loop {
 
   /// Else each completion would be waited for twice as long.
   void require_sound() const {
-    if (has_ever_answered_ || silent_ < kMostSilent || options_.failed) return;
-    throw_error<Error>(
-        "{}: '{}' was started {} times and never answered within {} s; try it by hand: it reads "
-        "one JSON object a line and writes one a line, flushed (docs/rewards.md)",
-        options_.key, text::shown(options_.command.front()), silent_,
-        options_.timeout_s + options_.start_timeout_s);
+    if (has_ever_answered_ || options_.failed) return;
+    constexpr const char* kTry =
+        "try it by hand: it reads one JSON object a line and writes one a line, flushed "
+        "(docs/rewards.md)";
+    if (silent_ >= kMostSilent) {
+      throw_error<Error>("{}: '{}' was started {} times and never answered within {} s; {}",
+                         options_.key, command(), silent_,
+                         options_.timeout_s + options_.start_timeout_s, kTry);
+    }
+    if (stillborn_ >= kMostStillborn) {
+      throw_error<Error>(
+          "{}: '{}' was started {} times and never answered; the last time it {}; {}", options_.key,
+          command(), stillborn_, last_end_, kTry);
+    }
   }
+
+  std::string command() const { return text::shown(text::join(options_.command, " ")); }
 
   /// False for a line that is no answer; `why` says what the parser found wrong.
   bool take(Seat& seat, const std::string& line, std::string& why) {
@@ -214,7 +273,10 @@ class WorkerPool::Loop {
     try {
       value = json::parse<Json>(line);
     } catch (const DataError& error) {
-      why = fmt::format(" ({})", error.what());
+      // Numbers that are none have their own advice.
+      const bool is_text = line.find('{') == std::string::npos;
+      why = fmt::format(" ({}{})", error.what(),
+                        is_text ? "; text for people goes to the standard error" : "");
       return false;
     }
     if (seat.id.empty() || !value.is_object()) return false;
@@ -223,8 +285,9 @@ class WorkerPool::Loop {
                                                                : id->dump() == seat.id);
     if (!is_ours) return false;
     seat.id.clear();
+    seat.worker->has_answered();
     seat.has_answered = has_ever_answered_ = true;
-    finish(seat.item, {std::move(value), {}});
+    finish(seat.item, {.value = std::move(value), .process = seat.process});
     return true;
   }
 
@@ -235,18 +298,19 @@ class WorkerPool::Loop {
 
   /// Ends the worker; its request goes to another one, or has failed.
   void fail(Seat& seat, const std::string& why) {
-    const bool had_ended = seat.worker->is_gone();
-    const std::string status = seat.worker->end();
+    const std::string reason = seat.worker->name() + " " + why;
     seat.worker.reset();
-    const std::string reason = "the worker " + why + (had_ended ? " (" + status + ")" : "");
-    log::warning("{}: {}; it is started anew", options_.key, reason);
-    if (std::exchange(seat.id, {}).empty()) return;
+    const bool was_asked = !std::exchange(seat.id, {}).empty();
+    const std::string about = was_asked ? items_[seat.item].request->about : "";
+    log::warning("{}: {}{}; it is started anew", options_.key, reason,
+                 about.empty() ? "" : ", asked about " + about);
+    if (!was_asked) return;
     const Item& item = items_[seat.item];
     if (item.tries < 2 && !item.request->worker) {
       // At the end: another worker is the likelier to take it.
       waiting_.push_back(seat.item);
     } else {
-      finish(seat.item, {nullptr, reason});
+      finish(seat.item, {.error = reason, .process = seat.process});
     }
   }
 
@@ -256,8 +320,11 @@ class WorkerPool::Loop {
   std::deque<std::size_t> waiting_;
   std::size_t unanswered_ = 0;
   bool has_ever_answered_ = false;
-  int silent_ = 0;  ///< Workers that were ended because their first answer did not come.
+  int silent_ = 0;        ///< Workers that were ended because their first answer did not come.
+  int stillborn_ = 0;     ///< Workers that ended before it.
+  std::string last_end_;  ///< How the last of these did.
   std::uint64_t last_id_ = 0;
+  std::int64_t last_process_ = -1;
 };
 
 WorkerPool::WorkerPool(const ProcessOptions& options)

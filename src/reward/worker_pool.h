@@ -29,10 +29,15 @@ class WorkerPool {
     Json body;  ///< Without `id`.
     /// This worker and no other, and only once: for requests that follow from earlier ones.
     std::optional<std::size_t> worker = {};
+    std::string about = {};  ///< What it asks about, for messages: "prompts.jsonl:7".
+    /// The process that answered the earlier ones (Answer::process); -1: any.
+    std::int64_t process = -1;
   };
   struct Answer {
-    Json value;
+    Json value = nullptr;
     std::optional<std::string> error = {};
+    std::int64_t process = -1;  ///< Number of the process that was asked, from 0 on.
+    bool was_unasked = false;   ///< Request::process had ended before.
   };
   /// Waits for all answers; each is there after 2 x (start_timeout_s + timeout_s) for every request
   /// that a worker has to do before. Throws ConfigError if the program cannot be started. From one

@@ -4,6 +4,7 @@
 
 #include "base/json.h"
 #include "data/answer/answer_parser.h"
+#include "data/json/json_text.h"
 #include "data/readers/row.h"
 #include "train/setup.h"
 
@@ -13,6 +14,23 @@ namespace {
 data::AnswerFormat format_of(const data::Renderer& renderer, const data::Tokenizer& tokenizer) {
   const std::string& given = renderer.options().chat_template;
   return data::answer_format_of(given.empty() ? tokenizer.chat_template().value_or("") : given);
+}
+
+/// Integers beyond 64 bits become their digits as text.
+void spell_out(Json& value) {
+  if (value.is_structured()) {
+    for (Json& inner : value) spell_out(inner);
+  } else if (const auto digits = data::json_text::big_integer(value)) {
+    value = *digits;
+  }
+}
+
+/// The policy may write anything that the reader of calls takes, which bounds how deep it is.
+Json arguments_of(const data::ToolCall& call) {
+  constexpr int kDepth = 256;
+  Json arguments = data::json_text::parse(call.arguments, kDepth);
+  spell_out(arguments);
+  return arguments;
 }
 
 }  // namespace
@@ -36,7 +54,7 @@ Json Dialogue::message(const std::string& text, const std::string& before,
   for (const data::ToolCall& call : parts.calls) {
     message["tool_calls"].push_back(
         {{"type", "function"},
-         {"function", {{"name", call.name}, {"arguments", json::parse(call.arguments)}}}});
+         {"function", {{"name", call.name}, {"arguments", arguments_of(call)}}}});
   }
   return message;
 }

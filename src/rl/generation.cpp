@@ -345,6 +345,7 @@ void Generation::settle(Verdict verdict) {
   if (found == running_.end() || found->second.group.attempt != verdict.attempt) return;
   Running& running = found->second;
   reward::Score& score = verdict.score;
+  if (score.is_lost && play_anew(running)) return;
   if (verdict.is_opening) {
     if (!score.error) score.error = open(running, score);
   } else {
@@ -368,6 +369,14 @@ void Generation::settle(Verdict verdict) {
   if (verdict.is_opening) return running.opening == 0 ? begin(running) : void();
   if (goes_on) begin_turn(running, verdict.place);
   if (running.requests.empty() && running.judged == 0) finish(verdict.cursor);
+}
+
+bool Generation::play_anew(const Running& running) {
+  const std::int64_t cursor = running.group.cursor, attempt = running.group.attempt;
+  if (attempt + 1 >= config_.rl.stale_attempts) return false;
+  admission_.forget(cursor);
+  issue_again(abort(cursor));
+  return true;
 }
 
 void Generation::begin_turn(Running& running, std::size_t place) {

@@ -89,6 +89,9 @@ class Generation : public GroupSource {
   /// Takes what has been judged meanwhile; waits a moment for it where nothing else is to be done.
   void take_verdicts();
   void settle(Verdict verdict);
+  /// An episode was lost with its worker by another one's fault: its prompt is issued again. False
+  /// after rl.stale_attempts.
+  bool play_anew(const Running& running);
   /// A request for the policy's next tokens after those of a prompt.
   rollout::Request request(std::vector<std::int32_t> tokens, std::int64_t drawn) const;
   std::uint64_t stream_of(const Group& group) const;

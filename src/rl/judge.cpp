@@ -9,6 +9,7 @@
 
 #include "base/errors.h"
 #include "base/json.h"
+#include "base/log.h"
 #include "reward/environment.h"
 #include "reward/wire.h"
 #include "rl/reward_options.h"
@@ -34,7 +35,8 @@ Json to_json(const Verdict& v) {
           v.score.messages,
           v.score.is_truncated,
           v.is_opening,
-          v.messages};
+          v.messages,
+          v.score.is_lost};
 }
 
 Verdict from_json(const Json& v) {
@@ -47,6 +49,7 @@ Verdict from_json(const Json& v) {
   verdict.score.is_truncated = v[8].get<bool>();
   verdict.is_opening = v[9].get<bool>();
   verdict.messages = v[10];
+  verdict.score.is_lost = v[11].get<bool>();
   return verdict;
 }
 
@@ -107,6 +110,7 @@ reward::Sample Judge::sample_of(const Prompt& prompt, const Group& group, std::s
   Json message = nullptr;
   if (dialogue_) message = dialogue_->message(trajectory.text, before, prompt.tools);
   return {.id = id_of(group, place),
+          .place = prompt.place,
           .group = group.cursor,
           .prompt = text,
           .completion = trajectory.text,
@@ -140,6 +144,7 @@ void Judge::open(const Prompt& prompt, const Group& group, std::size_t place, st
   ++pending_;
   if (everybody_.rank() != 0) return;
   ask({.id = id_of(group, place),
+       .place = prompt.place,
        .group = group.cursor,
        .prompt = prompt.text,
        .truth = prompt.truth,
@@ -173,6 +178,14 @@ void Judge::render(Verdict& verdict) const {
   }
 }
 
+void Judge::name_unread(const reward::Score& score) {
+  constexpr std::size_t kMost = 32;  // a program may make keys up
+  for (const std::string& key : score.unread) {
+    if (unread_.size() < kMost && unread_.insert(key).second)
+      log::info("rl.reward: answers have '{}', which nothing reads (docs/rewards.md)", key);
+  }
+}
+
 std::vector<Verdict> Judge::scored(bool waits) {
   if (reward_) {
     std::vector<reward::Score> scores = reward_->score(samples_);
@@ -185,6 +198,7 @@ std::vector<Verdict> Judge::scored(bool waits) {
        queue_->take(waits ? kWait : std::chrono::milliseconds(0))) {
     const auto found = under_way_.find(scored.number);
     found->second.score = std::move(scored.score);
+    name_unread(found->second.score);
     render(found->second);
     verdicts.push_back(std::move(found->second));
     under_way_.erase(found);
@@ -202,12 +216,19 @@ std::vector<Verdict> Judge::exchange(bool waits) {
       try {
         answer["verdicts"] = Json::array();
         for (const Verdict& verdict : scored(waits)) answer["verdicts"].push_back(to_json(verdict));
+      } catch (const ConfigError& error) {
+        answer = {{"wrong", error.what()}};
       } catch (const Error& error) {
         answer = {{"failure", error.what()}};
       }
     }
     // Completions may hold bytes that are not UTF-8; verdicts quote them.
-    answer = json::parse(everybody_.all_gather_objects(reward::wire_text(answer)).front());
+    // Messages in it may be as deep as a text of their own.
+    answer = json::parse(everybody_.all_gather_objects(reward::wire_text(answer)).front(),
+                         {.depth = 512});
+    // The exit status tells a program that cannot be started from one that fails, on all ranks.
+    if (answer.contains("wrong"))
+      throw_error<ConfigError>("{}", answer["wrong"].get<std::string>());
     if (answer.contains("failure")) throw_error<Error>("{}", answer["failure"].get<std::string>());
     for (const Json& verdict : answer["verdicts"]) verdicts.push_back(from_json(verdict));
   }

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -57,6 +58,8 @@ class Judge {
 
  private:
   void ask(reward::Sample sample, const Verdict& asked);
+  /// Says once of each key that nothing reads it.
+  void name_unread(const reward::Score& score);
   reward::Sample sample_of(const Prompt& prompt, const Group& group, std::size_t place) const;
   /// Messages become the observation that they are rendered as; with rl.history render they stay.
   void render(Verdict& verdict) const;
@@ -70,6 +73,7 @@ class Judge {
   /// On rank 0, one of the two.
   std::unique_ptr<reward::Reward> reward_;
   std::unique_ptr<reward::ScoreQueue> queue_;
+  std::set<std::string> unread_;                ///< Keys of answers that nothing reads.
   std::vector<reward::Sample> samples_;         ///< For reward_.
   std::vector<Verdict> asked_;                  ///< Places of samples_.
   std::map<std::uint64_t, Verdict> under_way_;  ///< By the queue's numbers.

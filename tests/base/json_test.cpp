@@ -13,6 +13,7 @@ namespace {
 
 using ::testing::HasSubstr;
 using testing::message_of;
+using ::testing::Not;
 
 std::string repeated(std::string_view text, int count) {
   std::string all;
@@ -94,6 +95,17 @@ TEST(Json, ErrorsNameThePlaceAndQuoteNothingLong) {
             "not valid JSON: NaN at column 5 is no JSON number; write null (Python's json.dumps "
             "writes it unless allow_nan=False)");
   EXPECT_THAT(message_of([] { json::parse("[\"\xff\"]"); }), HasSubstr("byte 0xFF"));
+  for (const char* half : {R"(["\ud83dx"])", R"(["\uDC00"])", R"(["\ud83d\n"])", R"(["\ud83d"])",
+                           R"(["\ud83d\u0041"])", R"(["\ud83d\ud83d\ude00"])"}) {
+    EXPECT_THAT(message_of([half] { json::parse(half); }),
+                HasSubstr("column 3 is half of a surrogate pair"))
+        << half;
+  }
+  EXPECT_EQ(json::parse(R"(["\ud83d\ude00"])")[0], "\xf0\x9f\x98\x80");
+  for (const char* other :
+       {R"(["\ud83d\ude00"x])", R"(["\ud83d\ude00" x])", "[\"\\\\ud83d\xff\"]"}) {
+    EXPECT_THAT(message_of([other] { json::parse(other); }), Not(HasSubstr("surrogate"))) << other;
+  }
   EXPECT_THAT(message_of([] { json::parse("[\"" + std::string(1 << 20, 'x')); }),
               HasSubstr("the text ends inside a value"));
   EXPECT_THAT(message_of([] { json::parse("[\x1b]"); }), HasSubstr("unexpected '\\x1b'"));

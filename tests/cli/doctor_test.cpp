@@ -199,6 +199,20 @@ TEST_F(LayoutPlanTest, MemoryOfShardedStateIsTheWholeDivided) {
   EXPECT_NEAR(one["weights"].get<double>(), 2 * 34.7e9, 1e9);
 }
 
+TEST_F(LayoutPlanTest, TakesAFileWithRlAsTheCommandOfThatNameDoes) {
+  const auto memory = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> words = {"--json", "rl.reward.verifiers.exact=1"};
+    words.insert(words.end(), more.begin(), more.end());
+    const Outcome outcome = plan(words);
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    return nlohmann::json::parse(outcome.out)["memory_bytes"][0];
+  };
+  EXPECT_EQ(memory({}), memory({"train.objective=policy"}));
+  EXPECT_GT(memory({}).at("caches"), 0);
+  // What is said is taken.
+  EXPECT_FALSE(memory({"train.objective=language_model"}).contains("caches"));
+}
+
 TEST_F(LayoutPlanTest, PredictsAStepAndProposesLayoutsOnGivenHardware) {
   const Outcome step = plan({"--json", "--hardware", "h200", "parallel.fsdp=8"});
   ASSERT_EQ(step.status, 0) << step.err;

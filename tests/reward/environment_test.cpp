@@ -1,3 +1,8 @@
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <chrono>
 #include <string>
 #include <vector>
@@ -77,9 +82,12 @@ TEST(Environment, LosesTheEpisodesOfAWorkerThatEnds) {
   {
     const auto environment = make_reward(options);
     environment->score(openings);
-    EXPECT_NE(environment->score(fatal)[0].error.value_or("").find("exit status 3"),
-              std::string::npos);
-    EXPECT_EQ(environment->score(other)[0].error, "the worker that had its episode has ended");
+    const Score failed = environment->score(fatal)[0];
+    EXPECT_NE(failed.error.value_or("").find("exit status 3"), std::string::npos);
+    EXPECT_FALSE(failed.is_lost);
+    const Score lost = environment->score(other)[0];
+    EXPECT_EQ(lost.error, "the worker that had its episode has ended");
+    EXPECT_TRUE(lost.is_lost);
     EXPECT_EQ(environment->score(openings)[1].observation, "start 5");
     EXPECT_EQ(environment->score(other)[0].observation, "4");
   }
@@ -88,6 +96,36 @@ TEST(Environment, LosesTheEpisodesOfAWorkerThatEnds) {
   environment->score(openings);
   EXPECT_EQ(environment->score(fatal)[0].reward, -1);
   EXPECT_EQ(environment->score(other)[0].reward, -1);
+}
+
+TEST(Environment, LosesTheEpisodesOfAWorkerThatEndsWhenItClosesOne) {
+  const auto environment = make_reward(program(1));
+  std::vector<Sample> openings = {opening("a", 0), opening("b", 0)};
+  for (Sample& sample : openings) sample.meta = {{"dies_at_close", true}, {"turns", 1}};
+  environment->score(openings);
+  const std::vector<Sample> last = {action("a", "x")}, other = {action("b", "x")};
+  // Its own score has come before; the other one is not asked about in a worker that knows nothing.
+  EXPECT_EQ(environment->score(last)[0].reward, 1);
+  EXPECT_TRUE(environment->score(other)[0].is_lost);
+}
+
+TEST(Environment, NoEpisodeIsToBlameForAWorkerThatEndedUnasked) {
+  const testing::TemporaryDirectory folder;
+  const std::string pipe = (folder / "pipe").string();
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  const int reader = ::open(pipe.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+  const auto environment = make_reward(program(1));
+  const std::vector<Sample> openings = {opening("a", 5), opening("b", 5)};
+  const std::vector<Sample> last = {action("a", "last-words " + pipe)};
+  const std::vector<Sample> after = {opening("c", 7), action("b", "1"), action("c", "1")};
+  environment->score(openings);
+  EXPECT_EQ(environment->score(last)[0].observation, "on");
+  pollfd ended{reader, POLLIN, 0};
+  EXPECT_EQ(::poll(&ended, 1, 20'000), 1);
+  ::close(reader);
+  EXPECT_EQ(environment->score({&after[0], 1})[0].observation, "start 7");
+  EXPECT_TRUE(environment->score({&after[1], 1})[0].is_lost);
+  EXPECT_EQ(environment->score({&after[2], 1})[0].observation, "6");
 }
 
 TEST(Environment, EpisodesStayWithTheirThread) {
@@ -132,6 +170,16 @@ TEST(Environment, RefusesAnswersThatAreNone) {
       episode_from_wire({{"reward", 0}, {"truncated", true}, {"observation", "x"}}, Ask::kScore);
   EXPECT_TRUE(cut.is_truncated);
   EXPECT_FALSE(cut.goes_on());
+  for (const Json& rest : {Json{{"observation", ""}}, Json{{"messages", Json::array()}}}) {
+    Json over = {{"reward", 1}, {"done", true}};
+    over.update(rest);
+    EXPECT_EQ(error(over), "") << "nobody reads what comes after the end";
+  }
+  EXPECT_NE(episode_from_wire({{"done", true}, {"reward", 1}}, Ask::kOpening)
+                .error.value_or("")
+                .find("'done' is for op step"),
+            std::string::npos);
+  EXPECT_EQ(episode_from_wire({{"done", false}}, Ask::kOpening).error, std::nullopt);
   EXPECT_EQ(episode_from_wire(Json::object(), Ask::kOpening).error, std::nullopt);
   EXPECT_TRUE(episode_from_wire({{"observation", 3}}, Ask::kOpening).error);
 }

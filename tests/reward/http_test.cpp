@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "base/errors.h"
@@ -17,6 +18,9 @@
 
 namespace heddle::reward {
 namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 struct Response {
   int status = 200;
@@ -194,7 +198,29 @@ TEST(HttpReward, HasADeadline) {
   HttpOptions options = quick(slow);
   options.timeout_s = 0.1;
   options.retries = 0;
-  EXPECT_TRUE(reward_of(options)->score(samples(1))[0].error);
+  EXPECT_THAT(reward_of(options)->score(samples(1))[0].error.value_or(""),
+              HasSubstr("no answer within 0.1 s (rl.reward.timeout_s)"));
+}
+
+TEST(HttpReward, SaysWhatToDo) {
+  const auto error_of = [](const Response& response) {
+    Server server([&](const std::string&, const Json&, int) { return response; });
+    return reward_of(quick(server))->score(samples(2))[1].error.value_or("");
+  };
+  EXPECT_THAT(error_of({307, "", "Location: /score/\r\n"}),
+              AllOf(HasSubstr("HTTP status 307, redirects to http://127.0.0.1:"),
+                    HasSubstr("/score/, which is not followed; set rl.reward.url")));
+  EXPECT_THAT(error_of({200, "<html>sign in"}), HasSubstr("found '<html>sign in'"));
+  EXPECT_THAT(error_of({200, R"([{"id": "0", "reward": 1}])"}),
+              HasSubstr("/score: the answer has 1 of 2 scores, none with the id 1"));
+}
+
+TEST(HttpReward, RefusesAUrlThatIsNone) {
+  for (const char* url : {"http://", "http://no such host/score", "http://host:port/"}) {
+    HttpOptions options;
+    options.url = url;
+    EXPECT_THROW(reward_of(options), ConfigError) << url;
+  }
 }
 
 TEST(HttpReward, RefusesAnswersThatAreNoScores) {
@@ -220,6 +246,9 @@ TEST(RewardWire, RefusesWhatNoMetricCanHave) {
         R"({"reward": 1, "parts": {"a": {"b": 1}}})", "[]", "1", "null"}) {
     EXPECT_NE(error_of(text), "") << text;
   }
+  // Neither a reason nor the absence of one.
+  for (const char* text : {R"({"reward": 1, "error": ""})", R"({"reward": 1, "error": false})"})
+    EXPECT_THAT(error_of(text), HasSubstr("'error' must say what is wrong")) << text;
   Json many = {{"reward", 1}, {"parts", Json::object()}};
   for (int i = 0; i < 257; ++i) many["parts"]["p" + std::to_string(i)] = 1;
   EXPECT_NE(error_of(many.dump()).find("at most 256"), std::string::npos);
@@ -228,6 +257,13 @@ TEST(RewardWire, RefusesWhatNoMetricCanHave) {
   EXPECT_EQ(error_of(R"({"error": "\u001b[2J\nerror: forged"})").find_first_of("\x1b\n"),
             std::string::npos);
   EXPECT_LT(error_of("{\"error\": \"" + std::string(100'000, 'e') + "\"}").size(), 300u);
+}
+
+TEST(RewardWire, NamesKeysThatNothingReads) {
+  const Json misspelt = {{"id", "1"}, {"reward", 1}, {"obsrvation", "on"}, {"done", false}};
+  EXPECT_EQ(from_wire(misspelt).unread, (std::vector<std::string>{"obsrvation", "done"}));
+  EXPECT_EQ(episode_from_wire({{"reward", 1}, {"done", true}, {"info", {}}}, Ask::kScore).unread,
+            (std::vector<std::string>{"info"}));
 }
 
 TEST(HttpReward, RefusesOptionsOutOfRange) {

@@ -1,15 +1,22 @@
+#include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
+#include <filesystem>
 #include <fstream>
 #include <string>
 #include <thread>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "base/errors.h"
 #include "reward/reward.h"
+#include "reward/score_queue.h"
 #include "reward/wire.h"
 #include "testing/message_of.h"
 #include "testing/paths.h"
@@ -17,6 +24,9 @@
 
 namespace heddle::reward {
 namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 ProcessOptions program() {
   ProcessOptions options;
@@ -87,6 +97,7 @@ TEST(ProcessReward, AnswersATurnWithTextForTheNext) {
 TEST(RewardWire, ReadsAnObservationOrSaysWhatIsWrongWithIt) {
   EXPECT_EQ(from_wire({{"observation", "on"}}).observation, "on");
   EXPECT_EQ(from_wire({{"observation", "on"}}).reward, 0);
+  EXPECT_EQ(from_wire({{"observation", "on"}, {"reward", nullptr}}).error, std::nullopt);
   for (const Json& wrong : {Json(""), Json(1), Json(std::string(1 << 21, 'x'))}) {
     const Score score = from_wire({{"observation", wrong}, {"reward", 1}});
     ASSERT_TRUE(score.error);
@@ -139,7 +150,7 @@ TEST(ProcessReward, AProgramThatNeverAnswersIsNotAskedForEver) {
   const std::string message = testing::message_of([&] {
     reward->score(samples_of({"a", "b", "c", "d", "e", "f"}));
   });
-  EXPECT_NE(message.find("'sleep' was started 3 times and never answered within 0.5 s"),
+  EXPECT_NE(message.find("'sleep 100' was started 3 times and never answered within 0.5 s"),
             std::string::npos)
       << message;
   // Whoever says what such a completion is worth has said it.
@@ -181,6 +192,25 @@ TEST(ProcessReward, EndsItsWorkersWithItself) {
   EXPECT_NE(::kill(worker, 0), 0);
 }
 
+TEST(ProcessReward, WorkersMayGiveBackWhatTheyHoldAtTheEnd) {
+  const testing::TemporaryDirectory folder;
+  const auto sample = [&](const char* name) {
+    return samples_of({"make-at-end " + (folder / name).string()});
+  };
+  auto reward = reward_of(program());
+  reward->score(sample("reward"));
+  reward.reset();
+  EXPECT_TRUE(std::filesystem::exists(folder / "reward"));
+  RewardOptions options;
+  options.process = program();
+  {
+    ScoreQueue queue(options);
+    queue.submit(sample("queue").front());
+    while (queue.take(std::chrono::milliseconds(100)).empty()) continue;
+  }
+  EXPECT_TRUE(std::filesystem::exists(folder / "queue"));
+}
+
 TEST(ProcessReward, OutlivesTheThreadThatAsks) {
   const auto reward = reward_of(program());
   double first = 0;
@@ -197,6 +227,8 @@ TEST(ProcessReward, LimitsMemoryAndProcessorTime) {
   options.workers = 1;
   const auto reward = reward_of(options);
   EXPECT_EQ(reward->score(samples_of({"memory"}))[0].reward, 1);
+  EXPECT_THAT(reward->score(samples_of({"spin"}))[0].error.value_or(""),
+              HasSubstr("rl.reward.cpu_seconds"));
 }
 
 TEST(ProcessReward, RefusesAProgramThatIsNotThere) {
@@ -206,12 +238,101 @@ TEST(ProcessReward, RefusesAProgramThatIsNotThere) {
   for (int k = 0; k < 2; ++k) EXPECT_THROW(reward->score(samples_of({"a"})), ConfigError);
 }
 
+TEST(ProcessReward, SaysWhyAProgramCannotBeStarted) {
+  const testing::TemporaryDirectory folder;
+  const auto script = [&](const char* name, const char* text, bool may_run) {
+    const std::filesystem::path path = folder / name;
+    std::ofstream(path) << text;
+    if (may_run) std::filesystem::permissions(path, std::filesystem::perms::owner_all);
+    return path.string();
+  };
+  const auto refused = [](const std::string& program) {
+    ProcessOptions options;
+    options.command = {program};
+    return testing::message_of([&] { reward_of(options)->score(samples_of({"a"})); });
+  };
+  EXPECT_THAT(refused(script("no-mode", "#!/bin/sh\n", false)), HasSubstr("chmod +x"));
+  EXPECT_THAT(refused(script("no-shell", "#!/no/such/shell\n", true)), HasSubstr("interpreter"));
+  EXPECT_THAT(refused("python3 verify.py"), HasSubstr("are a list"));
+}
+
+TEST(ProcessReward, TellsAWorkersWaysOfNotAnsweringApart) {
+  const auto error_of = [](const char* completion) {
+    const auto scores = reward_of(program())->score(samples_of({completion}));
+    return scores[0].error.value_or("");
+  };
+  EXPECT_THAT(error_of("die"), HasSubstr("heddle_reward_worker) ended (exit status 3)"));
+  EXPECT_THAT(error_of("close-output"), HasSubstr("closed its standard output"));
+  EXPECT_THAT(error_of("endless-line"), HasSubstr("wrote a line of more than 16 MiB"));
+}
+
+TEST(ProcessReward, NamesWorkerAndRowOfAFault) {
+  ProcessOptions options = program();
+  options.first_worker = 6;
+  options.workers = 1;
+  std::vector<Sample> samples = samples_of({"die"});
+  samples[0].place = "rows.jsonl:7";
+  ::testing::internal::CaptureStderr();
+  reward_of(options)->score(samples);
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              AllOf(HasSubstr("worker 6 ("), HasSubstr("asked about rows.jsonl:7; it is started")));
+}
+
+TEST(ProcessReward, KeepsALoopThatPrintsOutOfTheLog) {
+  ProcessOptions options = program();
+  options.workers = 1;
+  const auto reward = reward_of(options);
+  ::testing::internal::CaptureStderr();
+  EXPECT_FALSE(reward->score(samples_of({"flood"}))[0].error);
+  const std::string flood = ::testing::internal::GetCapturedStderr();
+  EXPECT_THAT(flood, AllOf(HasSubstr("loop that prints 0\n"), HasSubstr("is left out")));
+  EXPECT_LT(flood.size(), 1U << 20);
+  // After an answer there is room again.
+  ::testing::internal::CaptureStderr();
+  reward->score(samples_of({"a", "aa"}));
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("judged a\n"));
+}
+
+TEST(ProcessReward, LeavesNoProcessBehindWhenItIsKilled) {
+  const testing::TemporaryDirectory folder;
+  const std::string held = (folder / "held").string();
+  ASSERT_EQ(::mkfifo(held.c_str(), 0600), 0);
+  const int reader = ::open(held.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+  ASSERT_GE(reader, 0);
+  const pid_t run = ::fork();
+  if (run == 0) {
+    const auto reward = reward_of(program());
+    reward->score(samples_of({"child-holds " + held}));
+    ::raise(SIGKILL);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(run, &status, 0), run);
+  ASSERT_TRUE(WIFSIGNALED(status));
+  // Nobody writes to it any more as soon as the worker's own process has ended.
+  pollfd closed{reader, POLLIN, 0};
+  EXPECT_EQ(::poll(&closed, 1, 20'000), 1);
+  EXPECT_NE(closed.revents & POLLHUP, 0);
+  ::close(reader);
+}
+
 TEST(ProcessReward, FailsSamplesOfAProgramThatEndsAtOnce) {
   ProcessOptions options;
   options.command = {"false"};
   const auto scores = reward_of(options)->score(samples_of({"a", "b"}));
   for (const Score& score : scores)
     EXPECT_NE(score.error.value_or("").find("exit status 1"), std::string::npos);
+}
+
+TEST(ProcessReward, AProgramThatEndsBeforeItAnswersIsNotStartedForEver) {
+  ProcessOptions options;
+  options.command = {"false"};
+  const std::vector<Sample> samples = samples_of({"a", "b", "c", "d", "e", "f"});
+  EXPECT_THAT(testing::message_of([&] { reward_of(options)->score(samples); }),
+              AllOf(HasSubstr("rl.reward.command: 'false' was started "),
+                    HasSubstr(" times and never answered; the last time it ended (exit status 1); "
+                              "try it by hand")));
+  options.failed = -1;
+  for (const Score& score : reward_of(options)->score(samples)) EXPECT_EQ(score.reward, -1);
 }
 
 }  // namespace

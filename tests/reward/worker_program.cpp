@@ -32,6 +32,7 @@ std::optional<json> turn_of(const json& sample) {
   return json{{"observation", " again:"}, {"reward", 0.25}};
 }
 
+std::string made_at_end;
 void make(const std::string& file) { std::ofstream(file) << "x"; }
 /// Returns once the file is there.
 void wait_for(const std::string& file) {
@@ -79,9 +80,27 @@ json judged(const json& sample) {
     std::this_thread::sleep_for(std::chrono::hours(1));
   }
   if (completion == "rubbish") return "rubbish";
-  if (completion == "spin") {
-    for (volatile int k = 0;; ++k) {
+  if (completion == "close-output") {
+    ::close(STDOUT_FILENO);
+    std::this_thread::sleep_for(std::chrono::hours(1));
+  }
+  if (completion == "endless-line") {
+    while (std::cout << std::string(1 << 20, 'x')) continue;
+  }
+  if (completion == "flood") {
+    for (int i = 0; i < 20'000; ++i) std::cerr << "a line of a loop that prints " << i << '\n';
+  }
+  if (completion.starts_with("child-holds ")) {
+    // A process of the worker's own that lives on and keeps this file open.
+    const int held = ::open(argument.c_str(), O_WRONLY | O_CLOEXEC);
+    if (::fork() == 0) {
+      for (;;) ::pause();
     }
+    ::close(held);
+    return {{"reward", 1}};
+  }
+  if (completion == "spin") {
+    for (volatile bool spins = true; spins;) continue;
   }
   if (completion == "memory") {
     const bool is_limited =
@@ -98,6 +117,7 @@ json judged(const json& sample) {
   if (completion.starts_with("variable "))
     return {{"reward", std::getenv(argument.c_str()) == nullptr ? 0 : 1}};
   if (completion.starts_with("make ")) make(argument);
+  if (completion.starts_with("make-at-end ")) made_at_end = argument;
   if (completion.starts_with("wait-for ")) wait_for(argument);
   if (completion == "error") return {{"error", "no such problem"}};
   if (completion == "nan" || completion == "NaN") return {{"reward", nullptr}};
@@ -135,6 +155,7 @@ json stepped(const json& request) {
   const auto number = request.at("episode").get<long>();
   Episode& episode = episodes[number];
   if (operation == "close") {
+    if (episode.meta.is_object() && episode.meta.contains("dies_at_close")) ::_exit(3);
     note(episode, "-");
     episodes.erase(number);
     return json::object();
@@ -154,9 +175,14 @@ json stepped(const json& request) {
   }
   if (meta.is_object()) {
     if (meta.value("dies_at", 0) == episode.turns) ::_exit(3);
+    if (meta.contains("dies_once") &&
+        ::open(meta.at("dies_once").get<std::string>().c_str(), O_CREAT | O_EXCL, 0600) >= 0)
+      ::_exit(3);
     if (meta.value("turns", 1) <= episode.turns) return {{"reward", 1}, {"done", true}};
     return {{"observation", " again:"}, {"reward", 0.25}};
   }
+  if (request.at("action").get_ref<const std::string&>().starts_with("last-words "))
+    return {{"reward", 1}, {"observation", "on"}};
   episode.sum -= std::stoi(request.at("action").get<std::string>());
   return {{"observation", std::to_string(episode.sum)},
           {"reward", episode.sum == 0 ? 1 : 0},
@@ -174,5 +200,14 @@ int main() {
     // Python's json.dumps writes it so, which is no JSON.
     if (request.value("completion", "") == "NaN") text.replace(text.find("null"), 4, "NaN");
     std::cout << text << std::endl;
+    const std::string action = request.value("action", "");
+    if (action.starts_with("last-words ")) {
+      // Ends while nobody asks it anything. Whoever sees the end of the pipe finds the output
+      // closed.
+      if (::open(action.substr(action.find(' ') + 1).c_str(), O_WRONLY | O_CLOEXEC) < 0) return 4;
+      ::close(STDOUT_FILENO);
+      ::_exit(3);
+    }
   }
+  if (!made_at_end.empty()) make(made_at_end);
 }

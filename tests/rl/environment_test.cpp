@@ -87,6 +87,30 @@ TEST_F(EnvironmentTest, GoesOnAfterAWorkerThatEnds) {
   }
 }
 
+TEST_F(EnvironmentTest, PromptsWhoseEpisodesWereLostWithAWorkerArePlayedAnew) {
+  end_turns_at_once();
+  const json meta = {{"turns", 3}, {"dies_once", (dir_ / "mark").string()}};
+  // Twelve groups are under way, more than may fail in a row, and both workers have episodes of
+  // each.
+  const Reports reports = train(
+      played("once", meta,
+             {"rl.mode=async", "rl.max_staleness=2", "rl.update_mode=wait", "train.max_steps=3"}));
+  ASSERT_EQ(reports.steps.size(), 3U);
+  double failed = 0;
+  for (const train::StepInfo& step : reports.steps) {
+    failed += step.metrics.at("rejected_failed");
+    EXPECT_DOUBLE_EQ(step.metrics.at("reward_mean"), 0.25 + 0.25 + 1);
+  }
+  EXPECT_EQ(failed, 1) << "the prompt whose episode ended the worker";
+  std::ifstream ledger(dir_ / "once" / "ledger.log");
+  std::int64_t again = 0;
+  for (std::string line; std::getline(ledger, line);) {
+    const json entry = json::parse(line.substr(line.find(' ') + 1));
+    if (entry.contains("dispatched")) again += entry.at("dispatched").at("attempt") == 1;
+  }
+  EXPECT_GT(again, 0);
+}
+
 TEST_F(EnvironmentTest, EvaluatesByEpisodes) {
   end_turns_at_once();
   const json meta = {{"turns", 3}, {"opens", "find 7"}};
@@ -154,6 +178,30 @@ TEST_F(DialogueTest, TellsReasoningContentAndCallsApart) {
   EXPECT_EQ(open.at("content"), "<tool_call>\n<function=add>");
   EXPECT_FALSE(open.contains("tool_calls"));
   EXPECT_FALSE(open.contains("reasoning_content"));
+}
+
+TEST_F(DialogueTest, TakesWhateverCallAPolicyWrites) {
+  const auto call = [](const std::string& value) {
+    return "<tool_call>\n<function=f>\n<parameter=a>\n" + value +
+           "\n</parameter>\n</function>\n</tool_call>";
+  };
+  const auto argument_of = [&](const std::string& value) {
+    const rl::Json message = dialogue_->message(call(value), "", nullptr);
+    return message.contains("tool_calls") ? message["tool_calls"][0]["function"]["arguments"]["a"]
+                                          : rl::Json("content");
+  };
+  EXPECT_EQ(argument_of("18446744073709551616"), "18446744073709551616");
+  const std::string digits(1000, '7');
+  EXPECT_EQ(argument_of(digits), digits);
+  for (const int depth : {1, 63, 64, 99, 100, 101, 1000}) {
+    const std::string nested = std::string(static_cast<std::size_t>(depth), '[') +
+                               std::string(static_cast<std::size_t>(depth), ']');
+    const rl::Json value = argument_of(nested);
+    // Deeper than is read it is a text.
+    EXPECT_TRUE(value == nested || value.dump() == nested) << depth;
+  }
+  for (const char* odd : {"{\"a\": 1, \"a\": 2}", "NaN", "1e999", "\xff", "\"\\ud800\"", ""})
+    EXPECT_NO_THROW(argument_of(odd)) << odd;
 }
 
 TEST_F(DialogueTest, RepliesAsTheTemplateGoesOn) {

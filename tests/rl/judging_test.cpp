@@ -6,7 +6,11 @@
 #include <gtest/gtest.h>
 
 #include "base/errors.h"
+#include "comm/mesh.h"
+#include "comm/ranks.h"
+#include "rl/judge.h"
 #include "rl/rl_fixture.h"
+#include "train/vocabulary.h"
 
 namespace heddle {
 namespace {
@@ -94,6 +98,27 @@ TEST_F(JudgingTest, RunsWhoseRewardsAllFailEnd) {
   // An error of the program itself has the reward of a failure, too.
   EXPECT_EQ(reports.steps.front().metrics.at("reward_mean"), 0.25);
   EXPECT_EQ(reports.steps.front().metrics.at("rejected_failed"), 0);
+}
+
+TEST_F(JudgingTest, AllRanksEndAsTheOneThatAsksDoes) {
+  const config::RunConfig wrong =
+      judged("ranks", {{{"prompt", "a"}}}, {"rl.reward.command=[/no/such/program]"});
+  const auto tokenizer = train::load_tokenizer(wrong).tokenizer;
+  std::vector<std::string> reasons(2);
+  const auto errors = testing::run_ranks(2, [&](const std::shared_ptr<comm::World>& world) {
+    const comm::Mesh mesh({1, 1, 1, 2, 1}, world);
+    rl::Judge judge(wrong, *tokenizer, /*in_order=*/false, mesh.world_group());
+    rl::Group group;
+    group.trajectories.resize(1);
+    judge.submit({}, group, 0);
+    try {
+      while (judge.pending() > 0) judge.take(/*waits=*/true);
+    } catch (const ConfigError& error) {
+      reasons[static_cast<std::size_t>(world->rank())] = error.what();
+    }
+  });
+  EXPECT_THAT(errors, ::testing::Each(""));
+  EXPECT_THAT(reasons, ::testing::Each(HasSubstr("'/no/such/program' cannot be started")));
 }
 
 TEST_F(JudgingTest, RowsWithoutWhatRewardsNeedAreNamed) {
