@@ -51,7 +51,7 @@ class Worker {
   void start_guard();
   /// Its exit status, or the negative signal that ended it; nullopt while it is there.
   std::optional<int> status() const;
-  /// The same after a moment at most.
+  /// Its status(), for which a moment is waited at most.
   std::optional<int> own_status() const;
   void write_some();
   /// Appends what is there to `text`; false at the end of the stream.

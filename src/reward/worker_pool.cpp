@@ -25,7 +25,7 @@ namespace {
 
 /// So many workers in a row that never answer, and none that ever did: it is the program.
 constexpr int kMostSilent = 3;
-/// As above for workers that end before their first answer: that costs no time to find out.
+/// Workers that end before their first answer may be more: that costs no time to find out.
 constexpr int kMostStillborn = 8;
 /// Workers have so long to end by themselves when the run does.
 constexpr std::chrono::seconds kLeave{2};
