@@ -9,10 +9,10 @@
 
 namespace heddle::device {
 
-/// Which shapes of some work have a recording, where there is room for so many of them. To record
-/// takes longer than to launch, so a shape gets a place only if it came before. With all places
-/// taken it must have come oftener of late than the shape that it displaces: where more shapes take
-/// turns than there are places, some stay recorded and the others are launched.
+/// Chooses the shapes of some work that have a recording, where there is room for so many of them.
+/// To record takes longer than to launch, so a shape gets a place only if it came before. With all
+/// places taken it must have come oftener of late than the shape that it displaces: where more
+/// shapes take turns than there are places, some stay recorded and the others are launched.
 class RecordingPlaces {
  public:
   /// Numbers that the launches of the work depend on.
@@ -26,7 +26,8 @@ class RecordingPlaces {
     bool is_recorded = false;            ///< The work is to be recorded now.
     std::optional<std::size_t> instead;  ///< Index of the recording that goes first.
   };
-  /// Of a shape that was just met and has no recording; `recorded` are those that have one.
+  /// Judges a shape that was just met and has no recording; `recorded` are the shapes that have
+  /// one.
   Verdict judge(const Shape& shape, std::span<const Shape> recorded) const;
 
  private:

@@ -63,7 +63,7 @@ void limit(int resource, std::int64_t most) {
   const auto value = static_cast<rlim_t>(most);
   const rlimit limits{value, resource == RLIMIT_CPU ? value + 1 : value};
   ::setrlimit(static_cast<__rlimit_resource>(resource), &limits);
-  // That signal would leave an image of the memory behind.
+  // SIGXCPU would leave an image of the memory behind.
   const rlimit no_core{0, 0};
   if (resource == RLIMIT_CPU) ::setrlimit(RLIMIT_CORE, &no_core);
 }
@@ -95,7 +95,7 @@ void wait_for(pid_t process) {
   }
 }
 
-/// What the system's words do not say: a file that is there cannot be found, or is no program.
+/// Adds what the system's words leave out: a file that is there cannot be found, or is no program.
 std::string hint_of(const std::string& program, int reason) {
   if (reason == ENOENT && ::access(program.c_str(), F_OK) == 0)
     return "; the interpreter that its first line names is not there";
@@ -184,7 +184,7 @@ void Worker::finish(Clock::duration longest) {
   if (process_ < 0) return;
   to_write_.clear();
   ::close(std::exchange(input_, -1));
-  // What it still writes is read: it would wait for ever at a full pipe.
+  // Its output is still read: it would wait for ever at a full pipe.
   for (const auto until = Clock::now() + longest; Clock::now() < until && !status();) {
     std::array<pollfd, 2> polled{{{is_gone() ? -1 : output_, POLLIN, 0}, {errors_, POLLIN, 0}}};
     ::poll(polled.data(), polled.size(), 10);

@@ -43,7 +43,7 @@ class Worker {
   /// Ends it at once.
   void end();
 
-  /// What it writes to its standard error goes to the log again, if it had written too much.
+  /// Its standard error goes to the log again, if it had written too much.
   void has_answered() { logged_ = 0; }
   const std::string& name() const { return name_; }
 

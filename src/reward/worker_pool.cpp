@@ -115,7 +115,7 @@ class WorkerPool::Loop {
     Clock::time_point deadline;
   };
 
-  /// Those that hold a sandbox or a browser can give it back.
+  /// Workers that hold a sandbox or a browser can give it back.
   void finish_all() {
     const auto until = Clock::now() + kLeave;
     for (Seat& seat : seats_) {

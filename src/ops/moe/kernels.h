@@ -18,7 +18,7 @@ struct CombineGradients {
 CombineGradients combine_rows_backward(const at::Tensor& rows, const at::Tensor& weights,
                                        const MoeOrder& order, const at::Tensor& grad_y);
 
-/// Which rows of a MoeOrder have which change. The rows of an expert are in the order of their
+/// Finds the rows of a MoeOrder that have each change. An expert's rows are in the order of their
 /// tokens, so those of one set lie together.
 class ChangedExperts {
  public:

@@ -76,13 +76,12 @@ struct MoeExperts {
     std::int64_t num_experts = 0, top_k = 0, hidden_size = 0, intermediate_size = 0;
   };
   struct Inputs {
-    at::Tensor x;        ///< [T,H]
-    at::Tensor weights;  ///< [T,k]
-    at::Tensor experts;  ///< [T,k] int64
-    at::Tensor gate_up;  ///< [E,2I,H], gate rows first
-    at::Tensor down;     ///< [E,H,I]
-    /// Of all tokens in order; empty: nothing is changed.
-    std::vector<ExpertChanges> changes = {};
+    at::Tensor x;                             ///< [T,H]
+    at::Tensor weights;                       ///< [T,k]
+    at::Tensor experts;                       ///< [T,k] int64
+    at::Tensor gate_up;                       ///< [E,2I,H], gate rows first
+    at::Tensor down;                          ///< [E,H,I]
+    std::vector<ExpertChanges> changes = {};  ///< Of all tokens in order; empty: none.
     /// If set, how many of `experts` are in [0,E); the others are E: no expert, and no part of y.
     std::optional<std::int64_t> assignments = {};
   };

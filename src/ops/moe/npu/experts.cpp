@@ -66,7 +66,7 @@ std::vector<at::Tensor> permuted(const MoeExperts::Inputs& in) {
       {{"tokens", in.x}, {"indices", in.experts}, {"num_out_tokens", assignments(in)}});
 }
 
-/// That of all rows.
+/// The change of all rows.
 ExpertChanges change_of(const MoeExperts::Inputs& in) {
   return in.changes.empty() ? ExpertChanges() : in.changes[0];
 }
