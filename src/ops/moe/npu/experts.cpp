@@ -173,7 +173,9 @@ void add_moe(Registry& registry) {
   // The permutation takes bf16 alone.
   registry.add<MoeExperts>(KernelInfo::ascend("npu.product_per_expert",
                                               {c10::ScalarType::Float, c10::ScalarType::Double}),
-                           {moe_experts_reference::forward, moe_experts_reference::backward},
+                           {.forward = moe_experts_reference::forward,
+                            .backward = moe_experts_reference::backward,
+                            .takes_sets = true},
                            {.refuse = refuse});
 }
 
