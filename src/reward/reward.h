@@ -33,7 +33,7 @@ enum class Ask {
 /// prints.
 struct Sample {
   std::string id;  ///< Names the sample in messages and in answers of a process, and its episode.
-  std::string place = {};  ///< Of its row, for messages: "prompts.jsonl:7".
+  std::string place = {};  ///< Names its row for messages: "prompts.jsonl:7".
   std::int64_t group = 0;  ///< Samples of one prompt share it.
   std::string prompt = {}, completion = {};
   std::vector<PastTurn> turns = {};       ///< Turns before it, in their order.

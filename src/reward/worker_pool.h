@@ -29,7 +29,7 @@ class WorkerPool {
     Json body;  ///< Without `id`.
     /// This worker and no other, and only once: for requests that follow from earlier ones.
     std::optional<std::size_t> worker = {};
-    std::string about = {};  ///< What it asks about, for messages: "prompts.jsonl:7".
+    std::string about = {};  ///< Names the row for messages: "prompts.jsonl:7".
     /// The process that answered the earlier ones (Answer::process); -1: any.
     std::int64_t process = -1;
   };

@@ -82,7 +82,7 @@ struct StepResult {
   /// False where the norm is not finite: the gradients were dropped and nothing else changed.
   bool updated = true;
   /// Unless empty, why the set has no gradients: a forward_backward failed after the last step.
-  /// What it had was dropped, and nothing else changed.
+  /// They were dropped, and nothing else changed.
   std::string error = {};
 };
 
@@ -140,8 +140,8 @@ class Trainer {
   /// optim_step() of several sets, none of them twice: the bits of each by itself, in launches that
   /// all share.
   std::vector<StepResult> optim_steps(std::span<const SetUpdate> updates);
-  /// Those since its last step, as where a step or, with `refuses_step`, a pass has failed: then
-  /// the next update is refused.
+  /// Drops those since its last step, as where a step has failed; with `refuses_step`, as where a
+  /// pass has, the next update is refused.
   void drop_gradients(SetId set, bool refuses_step);
 
   /// Writes a PEFT directory; `with_optimizer`: besides moments, steps and gradients that wait for

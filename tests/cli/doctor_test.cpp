@@ -209,7 +209,7 @@ TEST_F(LayoutPlanTest, TakesAFileWithRlAsTheCommandOfThatNameDoes) {
   };
   EXPECT_EQ(memory({}), memory({"train.objective=policy"}));
   EXPECT_GT(memory({}).at("caches"), 0);
-  // What is said is taken.
+  // An objective that is given is taken.
   EXPECT_FALSE(memory({"train.objective=language_model"}).contains("caches"));
 }
 

@@ -384,7 +384,7 @@ struct SetsOfRows {
     }
     return all;
   }
-  /// The same inputs with these in the place of trained().
+  /// Puts these in the place of trained().
   std::vector<ExpertChanges> with(const Tensors& in) const {
     std::vector<ExpertChanges> own = changes;
     std::size_t next = 2;

@@ -50,7 +50,7 @@ class ChangedExperts {
   };
   const std::vector<ExpertChanges>& changes_;
   std::vector<std::vector<Part>> parts_;  ///< By expert.
-  std::vector<std::int64_t> rows_;        ///< Of each set.
+  std::vector<std::int64_t> rows_;        ///< Their number, by set.
 };
 
 }  // namespace heddle::ops

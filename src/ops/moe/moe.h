@@ -81,7 +81,7 @@ struct MoeExperts {
     at::Tensor experts;                       ///< [T,k] int64
     at::Tensor gate_up;                       ///< [E,2I,H], gate rows first
     at::Tensor down;                          ///< [E,H,I]
-    std::vector<ExpertChanges> changes = {};  ///< Of all tokens in order; empty: none.
+    std::vector<ExpertChanges> changes = {};  ///< They cover all tokens in order; empty: none.
     /// If set, how many of `experts` are in [0,E); the others are E: no expert, and no part of y.
     std::optional<std::int64_t> assignments = {};
   };
@@ -92,7 +92,7 @@ struct MoeExperts {
   struct Gradients {
     at::Tensor x, weights, gate_up,
         down;  ///< gate_up and down undefined unless `want_weight_gradients`.
-    std::vector<ExpertChanges> changes;  ///< As those of the inputs, defined where these are.
+    std::vector<ExpertChanges> changes;  ///< Defined where the inputs' are.
   };
   struct Functions {
     Forward (*forward)(const Inputs&, bool keep);

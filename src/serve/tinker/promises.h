@@ -24,7 +24,7 @@ struct Outcome {
   bool is_failed = false;
   Form form = Form::kJson;
   std::string bytes;  ///< For a failure the object {error, category}.
-  /// Of a failure: the gradients of the run since its last step are gone.
+  /// A failure after which the gradients of the run since its last step are gone.
   bool drops_gradients = false;
 
   bool is_proto() const { return form != Form::kJson; }

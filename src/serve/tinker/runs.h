@@ -185,7 +185,7 @@ class Runs {
   void store(const std::shared_ptr<std::vector<Running>>& batch, std::function<void()> then);
   void done(const std::shared_ptr<std::vector<Running>>& batch);
   void go_on(std::vector<Running>& finished);
-  /// Those of a batch whose run was made; the others' outcomes say that theirs was not.
+  /// Finds those of a batch whose run was made; the others' outcomes say that theirs was not.
   static std::vector<Running*> with_sets(std::vector<Running>& batch);
   /// The work of a batch in passes that its runs share.
   static void pass(Backend& backend, std::vector<Running>& batch);
