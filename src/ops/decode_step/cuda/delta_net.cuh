@@ -133,7 +133,7 @@ __device__ __forceinline__ void delta_net(Multiplier<kRows, kChanges>& m,
   const int64_t slot = rows.slots[part.row];
   float* const own_state =
       layer.states + (slot * Shape::kDeltaHeads + part.head) * int64_t{128 * 128};
-  gdn_decode::StateTile<float, 128, P::kColumns> state(own_state, part.part * P::kColumns, thread);
+  gdn_step::StateTile<128, P::kColumns> state(own_state, part.part * P::kColumns, thread);
   const u32* const inputs = e.inputs + part.row * (kDeltaInputs / 2);
   const int run = m.run_of(part.row);
   const u32* const lows = m.own_lows(e.low_inputs, part.row, 4);
@@ -204,8 +204,8 @@ __device__ __forceinline__ void delta_net(Multiplier<kRows, kChanges>& m,
     }
   }
   m.sync();
-  const gdn_decode::Factors f = gdn_decode::factors<128>(shared.step.q, shared.step.k, true,
-                                                         0.08838834764831845f);  // 128^-1/2
+  const gdn_step::Factors f =
+      gdn_step::factors<128>(shared.step.q, shared.step.k, true, 0.08838834764831845f);  // 128^-1/2
   const int at = thread % kLanes * 4;
   const float values[4] = {shared.v[at], shared.v[at + 1], shared.v[at + 2], shared.v[at + 3]};
   state.step(

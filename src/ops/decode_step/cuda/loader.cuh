@@ -3,7 +3,7 @@
 #pragma once
 
 #include "ops/decode_step/cuda/changes.cuh"
-#include "ops/gated_delta_net/cuda/decode_tile.cuh"
+#include "ops/gated_delta_net/cuda/decode_state.cuh"
 
 namespace heddle::ops::cuda::decode {
 
@@ -20,7 +20,7 @@ constexpr int kSums = kRows == 1 ? 2 : 1;  // copies, so that one is written whi
 
 template <int kRows>
 struct DeltaShared {
-  gdn_decode::Shared<128, MixerPart<kRows>::kColumns> step;
+  gdn_step::Shared<128, MixerPart<kRows>::kColumns> step;
   float v[MixerPart<kRows>::kColumns];
   u32 kept[3][128];                         // words of a history that is stored later
   float gates[MixerPart<kRows>::kColumns];  // of the outputs, times the norm's weights

@@ -1,9 +1,4 @@
-// One step of the gated delta rule for columns of a state that lies in a CTA's registers, for the
-// kernels of decode.cu and for ops/decode_step. With S the state before the token and q, k of unit
-// length,
-//   u = beta (v - e^g k^T S),   S' = e^g S + k u,   o = e^g q^T S + (q . k) u,
-// so that one pass over the registers gives k^T S and q^T S, a sum over the warps u and o, and a
-// second pass the new state. Sums have a fixed order.
+// A tile of one recurrent state and its step, for the kernels of decode.cu.
 #pragma once
 
 #include "ops/cuda/reduce.cuh"
@@ -82,13 +77,11 @@ struct StateTile {
 
   /// One step, whose bits do not depend on the type that states are stored as: products and sums
   /// that a compiler could join in several ways are joined here. For the thread's four columns,
-  /// whose v is given; use(o) is called before the state is written, with their o, the same in
-  /// every thread of a column. `sync`: a barrier of the kThreads threads. The caller puts one
-  /// before the next step.
-  template <class Sync, class Use>
-  __device__ __forceinline__ void step(Shared<K, kColumns>& shared, const Factors& f, float decay,
-                                       float beta, const float (&v)[4], const Sync& sync,
-                                       const Use& use) {
+  /// whose v is given; returns o of them, the same in every thread of a column. `sync`: a barrier
+  /// of the kThreads threads. The caller puts one before the next step.
+  template <class Sync>
+  __device__ __forceinline__ float4 step(Shared<K, kColumns>& shared, const Factors& f, float decay,
+                                         float beta, const float (&v)[4], const Sync& sync) {
     const int group = thread / T::kLanes, lane = thread % T::kLanes;
     float ks[4] = {}, qs[4] = {};
 #pragma unroll
@@ -132,7 +125,6 @@ struct StateTile {
       u[c] = beta * fmaf(-decay * f.k, ks[c], v[c]);
       o[c] = fmaf(decay * f.q, qs[c], f.qk * u[c]);
     }
-    use(make_float4(o[0], o[1], o[2], o[3]));
 #pragma unroll
     for (int i = 0; i < T::kRows; ++i) {
       const float k = f.k * shared.k[group + i * T::kGroups];
@@ -142,14 +134,7 @@ struct StateTile {
       for (int c = 0; c < 4; ++c) s[c] = fmaf(decay, s[c], k * u[c]);
       write(at(i), s);
     }
-  }
-  /// The step, and o once the state is written.
-  template <class Sync>
-  __device__ __forceinline__ float4 step(Shared<K, kColumns>& shared, const Factors& f, float decay,
-                                         float beta, const float (&v)[4], const Sync& sync) {
-    float4 o;
-    step(shared, f, decay, beta, v, sync, [&o](const float4& value) { o = value; });
-    return o;
+    return make_float4(o[0], o[1], o[2], o[3]);
   }
 };
 
