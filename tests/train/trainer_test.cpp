@@ -318,7 +318,7 @@ TEST_F(TrainerTest, ACheckpointIsExportedAsTheFinalResult) {
       {"experts", with({experts, "train.method=lora", "adapter.rank=4",
                         "adapter.target_parameters=['mlp.experts.gate_up_proj']"})},
       {"shared", with({experts, "train.method=lora", "adapter.rank=4",
-                       "adapter.target_parameters=['mlp.experts.*']",
+                       "adapter.target_parameters=['*.mlp.experts.*']",
                        "adapter.shared_expert_factors=true"})}};
   for (const auto& [name, settings] : runs) {
     SCOPED_TRACE(name);
