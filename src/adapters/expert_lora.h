@@ -27,11 +27,11 @@ class ExpertLora : public nn::LowRankExperts {
   /// The reverse. Throws ModelError that names both shapes if they do not fit, and where experts
   /// that are to share a factor have different ones.
   void set_from_peft(const at::Tensor& stored_a, const at::Tensor& stored_b);
-  /// With A [E,rank,in] and B [E,out,rank].
+  /// Takes A [E,rank,in] and B [E,out,rank], and throws as set_from_peft does.
   void set(const at::Tensor& whole_a, const at::Tensor& whole_b);
 
  private:
-  /// [E or 1, ...] as the factor has it, of one with an entry for each expert.
+  /// The rows that `factor` has of one with an entry for each expert: all, or the first.
   at::Tensor as_shared(const at::Tensor& by_expert, const nn::Parameter& factor) const;
 
   std::string parameter_;

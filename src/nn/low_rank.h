@@ -67,9 +67,9 @@ class LowRankExperts {
   std::int64_t rank() const { return a_.global_shape()[1]; }
   double scaling() const { return scaling_; }
   ExpertFactors factors() const { return factors_; }
-  /// Of the layer, on all ranks.
+  /// Their number in the layer, on all ranks.
   std::int64_t experts() const { return experts_; }
-  // Factors of the expert that is `e` on this rank, [rank,in] and [out,rank], without history.
+  // The factors of the expert that is `e` on this rank, [rank,in] and [out,rank], without history.
   at::Tensor a_of(std::int64_t e) const;
   at::Tensor b_of(std::int64_t e) const;
   /// The change of the matrices, differentiable in A and B.

@@ -66,7 +66,7 @@ bool is_as_in_base(const ckpt::SavedParameter& saved, models::Model& model) {
   return stored.sizes() == table->value().sizes() && at::equal(stored, table->value());
 }
 
-/// Of the files beside PEFT's; null if there is none.
+/// The state beside PEFT's files; null if there is none.
 nlohmann::json read_state(const std::filesystem::path& directory) {
   if (!std::filesystem::exists(directory / kState)) return nullptr;
   try {
@@ -157,7 +157,7 @@ TrainedSet load_trained_set(assembly::ModelOnRanks& base, const std::filesystem:
   set.options = {.rank = set.factors->options().rank,
                  .alpha = set.factors->options().alpha,
                  .shared_expert_factors = shares_factors(state)};
-  const bool has_state = state.contains("rank");  // else of factors alone
+  const bool has_state = state.contains("rank");  // else it is of factors alone
   if (with_optimizer && !has_state)
     throw_error<ModelError>("{}: no {}; it was not saved with its optimizer", directory.string(),
                             kState);

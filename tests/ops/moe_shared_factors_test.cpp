@@ -59,7 +59,7 @@ struct Sets {
     }
   }
 
-  /// `as_pairs`: with a factor for each expert, equal ones where they share it.
+  /// A call; `as_pairs`: with a factor for each expert, equal ones where they share it.
   std::function<Tensors(const Tensors&)> run(const KernelTable& kernels, bool as_pairs) const {
     return [this, &kernels, as_pairs](const Tensors& in) {
       const auto factor = [&](std::size_t i) {

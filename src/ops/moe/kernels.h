@@ -45,15 +45,16 @@ class ChangedExperts {
 
   // Factors that experts share, by token: a token's rows have the same low, or their sum is
   // multiplied.
-  /// Before add(): the lows of gate_up where its `down` is shared, of x [T,H].
+  /// Makes, before add(), the lows of gate_up where its `down` is shared, of x [T,H].
   void send_lows(const at::Tensor& x, const Tensors& lows) const;
-  /// Its backward: adds to dx [T,H] and writes the gradient of the factor.
+  /// The backward of send_lows(): adds to dx [T,H] and writes the gradient of the factor.
   void send_lows_backward(const at::Tensor& x, const Tensors& d_lows, const at::Tensor& dx,
                           std::vector<ExpertChanges>& gradients) const;
-  /// After add(): y [T,H] += what the lows of down make of its `up` where that is shared. weights
-  /// [T,k].
+  /// Adds to y [T,H], after add(), what the lows of down make of its `up` where that is shared.
+  /// weights [T,k].
   void sum_lows(const Tensors& lows, const at::Tensor& weights, const at::Tensor& y) const;
-  /// Its backward: writes `d_lows` and the gradient of the factor, and adds to d_weights [T,k].
+  /// The backward of sum_lows(): writes `d_lows` and the gradient of the factor, and adds to
+  /// d_weights [T,k].
   void sum_lows_backward(const Tensors& lows, const at::Tensor& weights, const at::Tensor& dy,
                          const Tensors& d_lows, const at::Tensor& d_weights,
                          std::vector<ExpertChanges>& gradients) const;

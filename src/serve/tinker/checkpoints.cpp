@@ -68,7 +68,7 @@ nlohmann::json as_json(const tenants::SetOptions& options) {
 tenants::SetOptions set_options_of(const nlohmann::json& value) {
   return {value.at("rank"), value.at("alpha"), value.at("seed"), value.at("attn"), value.at("mlp"),
           value.at("unembed"),
-          // Of before there were any: none.
+          // Runs from before there were shared factors have none.
           value.value(kSharedFactors, false)};
 }
 

@@ -104,7 +104,7 @@ struct SetRows {
   at::Tensor index;            ///< [n] places of its rows; undefined: they are all rows.
   at::Tensor ends;             ///< [E] int32
   at::Tensor source, place;    ///< See MoeOrder; of its own tokens and rows.
-  std::int64_t first, tokens;  ///< Of all.
+  std::int64_t first, tokens;  ///< The place of its tokens among all.
   std::int64_t k;
 
   at::Tensor of(const at::Tensor& rows) const {
@@ -185,7 +185,7 @@ at::Tensor add_to_token_gradients(const ExpertLowRank& change, const at::Tensor&
   return at::mm(by_token.t(), set.tokens_of(x)).narrow(0, 0, change.down.size(1)).unsqueeze(0);
 }
 
-/// Of the factors that each expert has: x, dy are rows.
+// Gradients of factors that each expert has; x and dy are rows.
 at::Tensor down_gradient(const ExpertLowRank& change, const at::Tensor& x, const at::Tensor& d_low,
                          const SetRows& set) {
   return at::_grouped_mm(d_low.t(), set.of(x), set.ends).narrow(1, 0, change.down.size(1));
@@ -194,7 +194,7 @@ at::Tensor up_gradient(const ExpertLowRank& change, const at::Tensor& low, const
                        const SetRows& set) {
   return at::_grouped_mm(set.of(dy).t(), low, set.ends).narrow(2, 0, change.up.size(2));
 }
-/// Of an `up` that they share: dy by token.
+/// The gradient of an `up` that experts share; dy is by token.
 at::Tensor shared_up_gradient(const ExpertLowRank& change, const at::Tensor& low,
                               const at::Tensor& dy, const SetRows& set) {
   return at::mm(set.tokens_of(dy).t(), set.summed(low))

@@ -68,7 +68,7 @@ std::vector<at::Tensor> permuted(const MoeExperts::Inputs& in, const at::Tensor&
       {{"tokens", tokens}, {"indices", in.experts}, {"num_out_tokens", assignments(in)}});
 }
 
-/// The gradient of the tokens, added to nothing.
+/// The gradient of the tokens.
 at::Tensor permuted_backward(const MoeExperts::Inputs& in, const at::Tensor& tokens,
                              const at::Tensor& d_rows, const at::Tensor& place) {
   return npu::call("npu_moe_token_permute_grad", {{"tokens", tokens},
@@ -77,7 +77,7 @@ at::Tensor permuted_backward(const MoeExperts::Inputs& in, const at::Tensor& tok
                                                   {"sorted_indices", place}})[0];
 }
 
-/// By token the sum of its rows, weighted.
+/// The sum of each token's rows, weighted.
 at::Tensor unpermuted(const at::Tensor& rows, const at::Tensor& place, const at::Tensor& weights) {
   return npu::call("npu_moe_token_unpermute",
                    {{"permuted_tokens", rows}, {"sorted_indices", place}, {"probs", weights}})[0];
