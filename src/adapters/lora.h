@@ -21,6 +21,7 @@ struct LoraOptions {
   bool rslora = false;  ///< Scale by alpha / sqrt(rank) instead of alpha / rank.
   double dropout = 0;   ///< Probability of dropping an element of the adapter's input in training.
   std::uint64_t seed = 0;
+  nn::ExpertFactors expert_factors = nn::ExpertFactors::kPairs;
   std::vector<std::string> excluded;  ///< Globs of modules that "all-linear" leaves out.
 
   double scaling() const;

@@ -148,8 +148,8 @@ void LoraSet::add(nn::Linear& linear, std::int64_t rank, double scaling,
 
 void LoraSet::add(nn::ExpertWeights& weights, std::int64_t rank, double scaling,
                   const runtime::Context& context) {
-  auto lora =
-      std::make_unique<ExpertLora>(weights.weight().name(), weights, scaling, rank, options_.seed);
+  auto lora = std::make_unique<ExpertLora>(weights.weight().name(), weights, scaling, rank,
+                                           options_.seed, options_.expert_factors);
   allocate(*lora, /*has_partial_gradient=*/false, context);
   put_on(weights, *lora);
   experts_.push_back(std::move(lora));

@@ -214,6 +214,8 @@ NewAdapters adapters_of(const config::AdapterSection& adapter) {
   adapters.options.rslora = adapter.rslora;
   adapters.options.dropout = adapter.dropout;
   adapters.options.seed = adapter.seed;
+  if (adapter.shared_expert_factors)
+    adapters.options.expert_factors = nn::ExpertFactors::kSharedOuter;
   return adapters;
 }
 

@@ -216,7 +216,8 @@ void load_saved(const AdapterDirectory& directory, Model& model,
 
 std::unique_ptr<adapters::LoraSet> load_adapter(
     const AdapterDirectory& directory, Model& model, const std::string& base,
-    const std::function<void(adapters::LoraSet&)>& divide, bool keeps_head) {
+    const std::function<void(adapters::LoraSet&)>& divide, bool keeps_head,
+    nn::ExpertFactors expert_factors) {
   const ops::NoGradient guard;
   say_of_base(directory, base);
   say_of_vision(directory);
@@ -245,6 +246,7 @@ std::unique_ptr<adapters::LoraSet> load_adapter(
   options.rank = directory.config().rank;
   options.alpha = directory.config().alpha;
   options.rslora = directory.config().use_rslora;
+  options.expert_factors = expert_factors;
   auto set =
       std::make_unique<adapters::LoraSet>(adaptable(model), modules, options, model.context());
   if (divide) divide(*set);
@@ -276,10 +278,9 @@ std::unique_ptr<adapters::LoraSet> load_adapter(
   }
   for (const StackedExperts& experts : stacked) {
     adapters::ExpertLora& lora = *by_parameter.at(key_of(experts));
-    const auto [a, b] = experts.factors(lora.a().global_shape()[0], lora.b().global_shape()[1],
-                                        lora.a().global_shape()[2]);
-    lora.a().write_owned(a);
-    lora.b().write_owned(b);
+    const auto [a, b] =
+        experts.factors(lora.experts(), lora.b().global_shape()[1], lora.a().global_shape()[2]);
+    lora.set(a, b);
   }
   load_saved(directory, model, name_in_model);
   add_to_tables(directory, table_pairs, model);

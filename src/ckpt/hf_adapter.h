@@ -31,10 +31,12 @@ bool unties_head(const AdapterDirectory& directory);
 /// parameters of modules_to_save); an adapter on embedding or language-model head is added to the
 /// table itself, unless `keeps_head` says that the head's stays one. Says what of the adapter does
 /// not act on text, and if it names another base model than `base`. `divide`, unless empty, gives
-/// the adapter its storage among several ranks before it is filled.
+/// the adapter its storage among several ranks before it is filled. `expert_factors`: those that
+/// the experts get; throws ModelError where they are to share what differs in the files.
 std::unique_ptr<adapters::LoraSet> load_adapter(
     const AdapterDirectory& directory, Model& model, const std::string& base,
-    const std::function<void(adapters::LoraSet&)>& divide = {}, bool keeps_head = false);
+    const std::function<void(adapters::LoraSet&)>& divide = {}, bool keeps_head = false,
+    nn::ExpertFactors expert_factors = nn::ExpertFactors::kPairs);
 
 /// Writes a PEFT adapter directory. `saved`: parameters trained whole beside the adapter; a tied
 /// embedding is written as lm_head too, because PEFT unties the two, and so is what else PEFT's

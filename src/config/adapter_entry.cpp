@@ -44,6 +44,7 @@ constexpr std::array kAdapterKeys = {"data.train",
                                      "adapter.dropout",
                                      "adapter.targets",
                                      "adapter.target_parameters",
+                                     "adapter.shared_expert_factors",
                                      "adapter.loraplus_lr_ratio",
                                      "adapter.seed"};
 

@@ -166,6 +166,10 @@ class Checker {
         c_.adapter.modules_to_save.empty()) {
       fail("adapter.targets", "train.method lora with no target trains nothing");
     }
+    if (c_.adapter.shared_expert_factors && c_.adapter.target_parameters.empty()) {
+      fail("adapter.shared_expert_factors",
+           "is of adapters on experts; name those in adapter.target_parameters");
+    }
     if (!c_.adapter.target_parameters.empty() && c_.adapter.dropout > 0) {
       fail("adapter.dropout",
            "adapters on experts (adapter.target_parameters) have no dropout, in PEFT neither; set "

@@ -188,6 +188,7 @@ struct AdapterSection {
   double dropout = 0;
   std::vector<std::string> targets = {"all-linear"};
   std::vector<std::string> target_parameters;
+  bool shared_expert_factors = false;
   std::vector<std::string> modules_to_save;
   double loraplus_lr_ratio = 1;
   std::uint64_t seed = 0;  ///< load() makes it train.seed if the user gave none

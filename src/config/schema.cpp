@@ -330,6 +330,10 @@ Section adapter_section() {
       .key("target_parameters", &AdapterSection::target_parameters,
            "stacked matrices of routed experts, as mlp.experts.gate_up_proj, mlp.experts.down_proj",
            {.aliases = {"lora_target_parameters"}})
+      .key(
+          "shared_expert_factors", &AdapterSection::shared_expert_factors,
+          "experts of a layer share the factor on the side of the hidden states: A of gate_up_proj "
+          "and B of down_proj; false: each has a pair, as in PEFT")
       .key("modules_to_save", &AdapterSection::modules_to_save,
            "modules trained in full beside the adapter, as lm_head")
       .key("loraplus_lr_ratio", &AdapterSection::loraplus_lr_ratio,

@@ -56,13 +56,46 @@ std::optional<ops::DropoutMask> LowRank::mask_of(const at::Tensor& x, const at::
   return mask;
 }
 
+namespace {
+
+/// Whether the factor on this side of the weights is one for all experts.
+bool is_shared(ExpertFactors factors, const ExpertWeights& weights,
+               ExpertWeights::HiddenSide side) {
+  return factors == ExpertFactors::kSharedOuter && weights.hidden_side() == side;
+}
+
+/// A factor of every expert, divided as they are, or one for all that every rank has whole.
+Parameter factor_of(std::string name, ExpertWeights& weights, bool shared, std::int64_t rows,
+                    std::int64_t columns) {
+  return {std::move(name),
+          {shared ? 1 : weights.experts(), rows, columns},
+          shared ? Placement() : weights.weight().placement()};
+}
+
+at::Tensor of_expert(const Parameter& factor, std::int64_t e) {
+  return factor.data().select(0, factor.global_shape()[0] == 1 ? 0 : e);
+}
+
+}  // namespace
+
 LowRankExperts::LowRankExperts(const std::string& parameter, ExpertWeights& weights, double scaling,
-                               std::int64_t rank)
-    : a_(parameter + ".lora_A.weight", {weights.experts(), rank, weights.in_features()},
-         weights.weight().placement()),
-      b_(parameter + ".lora_B.weight", {weights.experts(), weights.out_features(), rank},
-         weights.weight().placement()),
-      scaling_(scaling) {}
+                               std::int64_t rank, ExpertFactors factors)
+    : a_(factor_of(parameter + ".lora_A.weight", weights,
+                   is_shared(factors, weights, ExpertWeights::HiddenSide::kInput), rank,
+                   weights.in_features())),
+      b_(factor_of(parameter + ".lora_B.weight", weights,
+                   is_shared(factors, weights, ExpertWeights::HiddenSide::kOutput),
+                   weights.out_features(), rank)),
+      scaling_(scaling),
+      experts_(weights.experts()),
+      factors_(factors) {
+  // Each rank has worked on its own experts or rows.
+  for (Parameter* const factor : {&a_, &b_})
+    if (!factor->is_expert()) factor->set_partial_gradient();
+}
+
+at::Tensor LowRankExperts::a_of(std::int64_t e) const { return of_expert(a_, e); }
+at::Tensor LowRankExperts::b_of(std::int64_t e) const { return of_expert(b_, e); }
 
 ops::ExpertLowRank LowRankExperts::change() const { return {a_.value(), b_.value() * scaling_}; }
 

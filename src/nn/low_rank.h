@@ -45,13 +45,20 @@ class LowRank {
   bool features_in_runs_ = false;  ///< See ops::DropoutMask.
 };
 
+/// Which factors the experts of a layer have.
+enum class ExpertFactors {
+  kPairs,        ///< A pair each.
+  kSharedOuter,  ///< One for all on the side of the hidden states, the other one each.
+};
+
 /// A low-rank change of one matrix of every routed expert of a layer, W_e + scaling B_e A_e. A
-/// [E,rank,in], B [E,out,rank]. Without dropout, which PEFT has not either.
+/// [E,rank,in], B [E,out,rank], with 1 for E where they share the factor. Without dropout, which
+/// PEFT has not either.
 class LowRankExperts {
  public:
   /// `parameter` is the name of the weights.
   LowRankExperts(const std::string& parameter, ExpertWeights& weights, double scaling,
-                 std::int64_t rank);
+                 std::int64_t rank, ExpertFactors factors);
 
   Parameter& a() { return a_; }
   Parameter& b() { return b_; }
@@ -59,12 +66,20 @@ class LowRankExperts {
   const Parameter& b() const { return b_; }
   std::int64_t rank() const { return a_.global_shape()[1]; }
   double scaling() const { return scaling_; }
+  ExpertFactors factors() const { return factors_; }
+  /// Their number in the layer, on all ranks.
+  std::int64_t experts() const { return experts_; }
+  // The factors of the expert that is `e` on this rank, [rank,in] and [out,rank], without history.
+  at::Tensor a_of(std::int64_t e) const;
+  at::Tensor b_of(std::int64_t e) const;
   /// The change of the matrices, differentiable in A and B.
   ops::ExpertLowRank change() const;
 
  private:
   Parameter a_, b_;
   double scaling_;
+  std::int64_t experts_;
+  ExpertFactors factors_;
 };
 
 /// A linear layer with its change, null if it has none.

@@ -85,9 +85,9 @@ Moe::Moe(const std::string& prefix, const MoeDims& dims)
     : dims_(dims),
       gate_(prefix + "gate.weight", dims.num_experts, dims.hidden_size),
       gate_up_(prefix + "experts.gate_up_proj", dims.num_experts, 2 * dims.moe_intermediate_size,
-               dims.hidden_size),
+               dims.hidden_size, ExpertWeights::HiddenSide::kInput),
       down_(prefix + "experts.down_proj", dims.num_experts, dims.hidden_size,
-            dims.moe_intermediate_size) {
+            dims.moe_intermediate_size, ExpertWeights::HiddenSide::kOutput) {
   gate_.weight().set_partial_gradient();
   gate_.weight().linear_place().is_router = true;
   if (dims.shared_expert_intermediate_size == 0) return;

@@ -298,8 +298,10 @@ void Sharding::reduce(std::size_t unit, bool is_last) {
   std::map<std::pair<Kind, c10::ScalarType>, std::vector<nn::Parameter*>> by_kind;
   for (const RunBuffer& buffer : units_[unit].buffers) {
     for (nn::Parameter* parameter : buffer.parameters) {
-      if (parameter->trainable())
-        by_kind[{kind_of(*parameter), parameter->gradient_dtype()}].push_back(parameter);
+      if (!parameter->trainable()) continue;
+      // The factors of sets that a pass names are not among the parameters of its blocks.
+      parameter->collect_gradient();
+      by_kind[{kind_of(*parameter), parameter->gradient_dtype()}].push_back(parameter);
     }
   }
   UnderWay started;

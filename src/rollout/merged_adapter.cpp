@@ -19,6 +19,15 @@ void write_sum(const at::Tensor& sum, const at::Tensor& weight, const at::Tensor
   sum.copy_(at::addmm(weight.to(wide), b.to(wide), a.to(wide), 1, scaling));
 }
 
+void require_memory(const nn::Parameter& parameter) {
+  if (parameter.has_memory()) return;
+  throw_error<ConfigError>(
+      "merge_adapter: this rank does not hold {} whole between passes; expected parallel.fsdp 1 "
+      "or, in rl, ranks that only generate (rl.rollout_ranks); for adapters on experts these in "
+      "their own dtype and parallel.ep as large as tp",
+      parameter.name());
+}
+
 }  // namespace
 
 MergedAdapter::MergedAdapter(assembly::ModelOnRanks& placed) {
@@ -43,11 +52,14 @@ MergedAdapter::MergedAdapter(assembly::ModelOnRanks& placed) {
     nn::LowRankExperts* const change = set.of(experts);
     if (change == nullptr) return;
     nn::Parameter& weight = experts.weight();
+    // Factors that experts share are divided as dense weights are.
+    if (weight.is_held())
+      for (const nn::Parameter* factor : {&change->a(), &change->b()}) require_memory(*factor);
     add(weight, [change, &weight](const at::Tensor& sum) {
-      const at::Tensor w = weight.data(), a = change->a().data(), b = change->b().data();
+      const at::Tensor w = weight.data();
       // One after the other, so that a wide copy of one matrix is all that stands beside the sums.
       for (std::int64_t e = 0; e < w.size(0); ++e)
-        write_sum(sum.select(0, e), w.select(0, e), b.select(0, e), a.select(0, e),
+        write_sum(sum.select(0, e), w.select(0, e), change->b_of(e), change->a_of(e),
                   change->scaling());
     });
   });
@@ -55,13 +67,7 @@ MergedAdapter::MergedAdapter(assembly::ModelOnRanks& placed) {
 
 void MergedAdapter::add(nn::Parameter& weight, std::function<void(const at::Tensor& sum)> add) {
   if (!weight.is_held()) return;
-  if (!weight.has_memory()) {
-    throw_error<ConfigError>(
-        "merge_adapter: this rank does not hold {} whole between passes; expected parallel.fsdp 1 "
-        "or, in rl, ranks that only generate (rl.rollout_ranks); for adapters on experts these in "
-        "their own dtype and parallel.ep as large as tp",
-        weight.name());
-  }
+  require_memory(weight);
   matrices_.push_back({&weight, std::move(add), at::empty_like(weight.data())});
 }
 

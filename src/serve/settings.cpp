@@ -41,6 +41,20 @@ Key key(const char* name, const char* meaning, Member member, double least) {
           }};
 }
 
+template <class Member>
+Key flag(const char* name, const char* meaning, Member member) {
+  return {name, meaning,
+          [name, member](Settings& settings, const std::string& text) {
+            if (text != "true" && text != "false")
+              throw_error<ConfigError>("{}={}: expected true or false", name,
+                                       text::shown(text, 60));
+            member(settings) = text == "true";
+          },
+          [member](const Settings& settings) {
+            return member(const_cast<Settings&>(settings)) ? "true" : "false";
+          }};
+}
+
 std::vector<Key> keys_of_limits() {
   std::vector<Key> made;
   static const std::vector<std::pair<std::string, std::string>> kTexts = [] {
@@ -68,14 +82,14 @@ std::vector<Key> all_keys() {
       key(
           "serve.pass_tokens", "tokens of a training pass, about",
           [](Settings & s) -> auto& { return s.pass_tokens; }, 1),
-      {"serve.deterministic", "true: a run's bits do not depend on other runs",
-       [](Settings& settings, const std::string& text) {
-         if (text != "true" && text != "false")
-           throw_error<ConfigError>("serve.deterministic={}: expected true or false",
-                                    text::shown(text, 60));
-         settings.deterministic = text == "true";
-       },
-       [](const Settings& settings) { return settings.deterministic ? "true" : "false"; }},
+      flag(
+          "serve.deterministic", "true: a run's bits do not depend on other runs",
+          [](Settings & s) -> auto& { return s.deterministic; }),
+      flag(
+          "serve.shared_expert_factors",
+          "true: routed experts share the factor on the side of the hidden states, as on Tinker; "
+          "false: each has a pair",
+          [](Settings & s) -> auto& { return s.tinker.shared_expert_factors; }),
       key(
           "serve.max_body_bytes", "bytes of a request, also once decompressed",
           [](Settings & s) -> auto& { return s.max_body_bytes; }, 1024),

@@ -55,9 +55,10 @@ StandIns::Known& StandIns::known(const LoraSet& set) {
   if (found != sets_.end()) return found->second;
   Structure structure;
   for (const auto& lora : set.adapters())
-    structure.emplace_back(lora->module(), lora->rank(), lora->scaling());
+    structure.emplace_back(lora->module(), lora->rank(), lora->scaling(),
+                           nn::ExpertFactors::kPairs);
   for (const auto& lora : set.expert_adapters())
-    structure.emplace_back(lora->parameter(), lora->rank(), lora->scaling());
+    structure.emplace_back(lora->parameter(), lora->rank(), lora->scaling(), lora->factors());
   Known known;
   known.structure =
       structures_.try_emplace(std::move(structure), std::ssize(structures_)).first->second;

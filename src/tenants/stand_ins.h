@@ -46,8 +46,8 @@ class StandIns {
   void drop_unused();
 
  private:
-  /// Module, rank and scale.
-  using Structure = std::vector<std::tuple<std::string, std::int64_t, double>>;
+  /// Module, rank, scale and, of experts, which factors they have.
+  using Structure = std::vector<std::tuple<std::string, std::int64_t, double, nn::ExpertFactors>>;
   struct Known {
     std::int64_t structure;
     std::vector<nn::Parameter*> factors;

@@ -85,6 +85,7 @@ TrainedSet make_trained_set(assembly::ModelOnRanks& base, const SetOptions& opti
   lora.rank = options.rank;
   lora.alpha = options.alpha;
   lora.seed = options.seed;
+  if (options.shared_expert_factors) lora.expert_factors = nn::ExpertFactors::kSharedOuter;
   TrainedSet set{.options = options, .factors = {}, .optimizer = {}};
   const std::vector<LoraSet::Module> modules = modules_of(*base.model, options, lora.scaling());
   if (modules.empty())

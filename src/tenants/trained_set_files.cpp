@@ -21,6 +21,7 @@ namespace {
 
 constexpr const char* kState = "heddle_training.json";
 constexpr const char* kTensors = "heddle_training.safetensors";
+constexpr const char* kSharedFactors = "shared_expert_factors";
 constexpr std::int64_t kVersion = 1;
 
 const std::string kWeights = "weights/", kGradient = "gradient/";
@@ -48,6 +49,7 @@ nlohmann::ordered_json state_of(const TrainedSet& set, bool with_optimizer) {
           {"attn", o.attn},
           {"mlp", o.mlp},
           {"unembed", o.unembed},
+          {kSharedFactors, o.shared_expert_factors},
           {"optimizer", with_optimizer},
           {"steps", set.optimizer->steps()}};
 }
@@ -64,9 +66,25 @@ bool is_as_in_base(const ckpt::SavedParameter& saved, models::Model& model) {
   return stored.sizes() == table->value().sizes() && at::equal(stored, table->value());
 }
 
+/// The state beside PEFT's files; null if there is none.
+nlohmann::json read_state(const std::filesystem::path& directory) {
+  if (!std::filesystem::exists(directory / kState)) return nullptr;
+  try {
+    return nlohmann::json::parse(files::read(directory / kState, files::kJsonLimit));
+  } catch (const nlohmann::json::exception& error) {
+    throw_error<ModelError>("{}: {}", (directory / kState).string(), error.what());
+  }
+}
+
+/// PEFT's files have a factor for each expert in any case.
+bool shares_factors(const nlohmann::json& state) {
+  return state.is_object() && state.contains(kSharedFactors) && state[kSharedFactors] == true;
+}
+
 /// The factors of a directory that changes nothing else of the model.
 std::unique_ptr<adapters::LoraSet> factors_of(assembly::ModelOnRanks& base,
-                                              const std::filesystem::path& directory) {
+                                              const std::filesystem::path& directory,
+                                              const nlohmann::json& state) {
   const ckpt::AdapterDirectory files = ckpt::AdapterDirectory::open(directory);
   // They would change the base model of all sets.
   std::vector<std::string> others;
@@ -81,8 +99,10 @@ std::unique_ptr<adapters::LoraSet> factors_of(assembly::ModelOnRanks& base,
         "export`)",
         directory.string(), others.size(), text::list_some(others));
   }
-  return ckpt::load_adapter(files, *base.model, base.source->path().string(), {},
-                            /*keeps_head=*/true);
+  return ckpt::load_adapter(
+      files, *base.model, base.source->path().string(), {},
+      /*keeps_head=*/true,
+      shares_factors(state) ? nn::ExpertFactors::kSharedOuter : nn::ExpertFactors::kPairs);
 }
 
 /// Fills optimizer and gradients of a set whose factors are there.
@@ -113,13 +133,18 @@ void save_trained_set(assembly::ModelOnRanks& base, const TrainedSet& set,
 
 void save_factors(assembly::ModelOnRanks& base, const adapters::LoraSet& factors,
                   const std::filesystem::path& directory) {
+  ckpt::Files files;
+  if (factors.options().expert_factors == nn::ExpertFactors::kSharedOuter) {
+    const nlohmann::ordered_json state = {{"version", kVersion}, {kSharedFactors, true}};
+    files = {{kState, state.dump(2) + "\n"}};
+  }
   ckpt::export_adapter(*base.model, factors, {}, *base.source, base.source->path().string(), {},
-                       directory, /*overwrite=*/false, ckpt::read_from_memory, {}, {});
+                       directory, /*overwrite=*/false, ckpt::read_from_memory, files, {});
 }
 
 std::unique_ptr<adapters::LoraSet> load_factors(assembly::ModelOnRanks& base,
                                                 const std::filesystem::path& directory) {
-  auto factors = factors_of(base, directory);
+  auto factors = factors_of(base, directory, read_state(directory));
   factors->visit_parameters([](nn::Parameter& factor) { factor.set_trainable(false); });
   return factors;
 }
@@ -127,9 +152,12 @@ std::unique_ptr<adapters::LoraSet> load_factors(assembly::ModelOnRanks& base,
 TrainedSet load_trained_set(assembly::ModelOnRanks& base, const std::filesystem::path& directory,
                             bool with_optimizer) {
   TrainedSet set;
-  set.factors = factors_of(base, directory);
-  set.options = {.rank = set.factors->options().rank, .alpha = set.factors->options().alpha};
-  const bool has_state = std::filesystem::exists(directory / kState);
+  const nlohmann::json state = read_state(directory);
+  set.factors = factors_of(base, directory, state);
+  set.options = {.rank = set.factors->options().rank,
+                 .alpha = set.factors->options().alpha,
+                 .shared_expert_factors = shares_factors(state)};
+  const bool has_state = state.contains("rank");  // else it is of factors alone
   if (with_optimizer && !has_state)
     throw_error<ModelError>("{}: no {}; it was not saved with its optimizer", directory.string(),
                             kState);
@@ -138,12 +166,11 @@ TrainedSet load_trained_set(assembly::ModelOnRanks& base, const std::filesystem:
   if (!has_state) return set;
   const std::string where = (directory / kState).string();
   try {
-    const auto state = nlohmann::json::parse(files::read(directory / kState, files::kJsonLimit));
     if (state.at("version") != kVersion)
       throw_error<ModelError>("{}: version {}, this program reads {}", where,
                               state.at("version").dump(), kVersion);
-    set.options = {state.at("rank"), state.at("alpha"), state.at("seed"),
-                   state.at("attn"), state.at("mlp"),   state.at("unembed")};
+    set.options = {state.at("rank"), state.at("alpha"),   state.at("seed"),     state.at("attn"),
+                   state.at("mlp"),  state.at("unembed"), shares_factors(state)};
     if (!with_optimizer) return set;
     if (!state.at("optimizer").get<bool>())
       throw_error<ModelError>("{}: the set was saved without its optimizer", where);

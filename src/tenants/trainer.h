@@ -29,6 +29,8 @@ struct SetOptions {
   bool attn = true;      ///< Projections of attention and of the gated DeltaNet.
   bool mlp = true;       ///< Dense MLPs, shared and routed experts; never the router.
   bool unembed = false;  ///< The language-model head.
+  /// Routed experts of a layer share the factor on the side of the hidden states.
+  bool shared_expert_factors = false;
 };
 
 /// One sequence. Position t predicts target_tokens[t]: the caller has shifted. Soft targets give a

@@ -19,13 +19,21 @@ class AdaptersTest : public ::testing::Test {
     const std::string rows = (runs_.directory() / "train.jsonl").string(),
                       others = (runs_.directory() / "answers.jsonl").string(),
                       file = (runs_.directory() / "run.yaml").string();
-    std::ofstream(file) << "adapters:\n"
-                        << "  - {name: a, data: " << rows << ", rank: 4, lr: 1e-3, eval: "
-                        << runs_.first_rows("answers.jsonl").string() << "}\n"
-                        << "  - {name: b, data: " << others << ", rank: 8, max_steps: 4,"
-                        << " targets: [q_proj, in_proj_qkv, o_proj, out_proj]}\n"
-                        << "  - {name: c, data: " << rows
-                        << ", seed: 7, targets: ['*.mlp.*_proj']}\n";
+    std::ofstream yaml(file);
+    yaml << "adapters:\n"
+         << "  - {name: a, data: " << rows
+         << ", rank: 4, lr: 1e-3, eval: " << runs_.first_rows("answers.jsonl").string() << "}\n"
+         << "  - {name: b, data: " << others << ", rank: 8, max_steps: 4,"
+         << " targets: [q_proj, in_proj_qkv, o_proj, out_proj]}\n"
+         << "  - {name: c, data: " << rows << ", seed: 7, targets: ['*.mlp.*_proj']}\n";
+    if (model == "moe") {
+      for (const char* name : {"d", "e"}) {
+        yaml << "  - {name: " << name << ", data: " << rows << ", rank: 3, targets: [], "
+             << "target_parameters: [mlp.experts.gate_up_proj, mlp.experts.down_proj], "
+             << "shared_expert_factors: " << (*name == 'e' ? "true" : "false") << "}\n";
+      }
+    }
+    yaml.close();
     std::vector<std::string> words = {"sft", file};
     for (const std::string& word : runs_.overrides(run, model, {"train.max_steps=6"})) {
       if (!word.starts_with("data.train=")) words.push_back(word);
@@ -38,7 +46,7 @@ class AdaptersTest : public ::testing::Test {
     const auto log = runs_.directory() / (run + ".out");
     EXPECT_EQ(testing::wait_for(testing::start_heddle(words, log)), 0) << files::read(log);
     std::map<std::string, std::vector<double>> numbers;
-    for (const char* name : {"a", "b", "c"}) {
+    for (const char* name : {"a", "b", "c", "d", "e"}) {
       std::ifstream metrics(runs_.directory() / run / name / "metrics.jsonl");
       nlohmann::json step;
       for (std::string line; std::getline(metrics, line);) {

@@ -72,6 +72,11 @@ TEST_F(LayoutsInTurnTest, OfAdaptersOnExpertsToo) {
       {"train.method=lora", "adapter.rank=4", "adapter.target_parameters=[mlp.experts.down_proj]"});
 }
 
+TEST_F(LayoutsInTurnTest, OfAdaptersOnExpertsThatShareFactors) {
+  expect_one_curve({"train.method=lora", "adapter.rank=4", "adapter.shared_expert_factors=true",
+                    "adapter.target_parameters=[mlp.experts.gate_up_proj,mlp.experts.down_proj]"});
+}
+
 TEST_F(LayoutCheckpointTest, OneCheckpointExportsTheSameBytesUnderEveryLayout) {
   expect_run("run", 2, with_steps(3, {"parallel.dp=2", "parallel.ep=2"}));
   // Continued by no step: what is exported is what was read.

@@ -230,6 +230,9 @@ TEST_F(ParityTest, OfExperts) {
   compare(variant("moe, full, accumulated, recomputed"), experts("fsdp2 x dp2 ep2"), kFloat64);
   compare(variant("moe, LoRA on experts, recomputed"), experts("cp2 ep2"), kFloat64);
   compare(variant("moe, LoRA on experts, recomputed"), experts("pp2 x fsdp2 ep2"), kFloat64);
+  for (const char* name : {"tp2 ep2", "fsdp2 ep2", "pp2 x fsdp2 ep2"})
+    compare(variant("moe, LoRA on experts that share factors"), experts(name), kFloat64);
+  compare(variant("moe, LoRA on experts that share factors"), layout("tp2 x fsdp2"), kFloat64);
 }
 
 // Matrices come together from what the ranks hold of them; noise, rates, skipped steps and cosines
@@ -347,7 +350,8 @@ TEST_F(SlowParityTest, Table) {
     }
   };
   compare_in(kLayouts, {"dense, full", "dense, LoRA", "moe, full, accumulated, recomputed"});
-  compare_in(kExpertLayouts, {"moe, full", "moe, LoRA on experts, recomputed"});
+  compare_in(kExpertLayouts, {"moe, full", "moe, LoRA on experts, recomputed",
+                              "moe, LoRA on experts that share factors"});
 }
 
 TEST_F(SlowParityTest, AllLayouts) {

@@ -314,14 +314,16 @@ def test_added_tokens_with_lora_load_in_peft(models, tmp_path, kind, saved):
 
 
 @pytest.mark.parametrize("kind", ["moe", "next", "qwen3_moe"])
-@pytest.mark.parametrize("targets", [[], ["all-linear"]])
-def test_expert_adapter_loads_in_peft_and_merges(models, tmp_path, kind, targets):
+@pytest.mark.parametrize("targets, shared", [([], False), (["all-linear"], False), ([], True), (["all-linear"], True)])
+def test_expert_adapter_loads_in_peft_and_merges(models, tmp_path, kind, targets, shared):
+    """PEFT knows no factors that experts share: each has a copy in the file."""
     from peft import PeftModel
 
     rows = token_rows((40, 65))
     output = train(tmp_path, models / kind, [{"input_ids": row} for row in rows], "train.max_steps=3", "optim.lr=1e-2",
                    "train.method=lora", "adapter.rank=4", "adapter.alpha=8", f"adapter.targets={json.dumps(targets)}",
-                   "adapter.target_parameters=[mlp.experts.gate_up_proj, mlp.experts.down_proj]")
+                   "adapter.target_parameters=[mlp.experts.gate_up_proj, mlp.experts.down_proj]",
+                   f"adapter.shared_expert_factors={json.dumps(shared)}")
     final = output / "final"
     source = write_rows(tmp_path / "in.jsonl", [{"input_ids": row} for row in rows])
     heddle("score", models / kind, "--adapter", final, "--input", source, "--output", tmp_path / "adapted.jsonl")

@@ -24,11 +24,13 @@ using models::Model;
 /// A set of one tenant, with factors that are not neutral.
 std::unique_ptr<adapters::LoraSet> make_set(Model& model, std::int64_t rank, double dropout,
                                             const std::vector<std::string>& targets,
-                                            const std::vector<std::string>& target_parameters) {
+                                            const std::vector<std::string>& target_parameters,
+                                            nn::ExpertFactors factors = nn::ExpertFactors::kPairs) {
   adapters::LoraOptions options;
   options.rank = rank;
   options.dropout = dropout;
   options.seed = static_cast<std::uint64_t>(rank);
+  options.expert_factors = factors;
   auto set = std::make_unique<adapters::LoraSet>(ckpt::adaptable(model), targets, target_parameters,
                                                  options, model.context());
   set->initialize();
@@ -108,7 +110,11 @@ TEST_P(AdapterSets, InOnePassHaveTheBitsThatTheyHaveAlone) {
              b = make_set(
                  *model, 6, 0, {"all-linear"},
                  moe ? std::vector<std::string>{"experts.down_proj"} : std::vector<std::string>{});
-  const std::vector<Rows> all = {{a.get(), {1, 65}}, {nullptr, {2, 30}}, {b.get(), {3, 41}}};
+  const auto experts = moe ? std::vector<std::string>{"experts.gate_up_proj", "experts.down_proj"}
+                           : std::vector<std::string>{};
+  const auto c = make_set(*model, 3, 0, {"o_proj"}, experts, nn::ExpertFactors::kSharedOuter);
+  const std::vector<Rows> all = {
+      {a.get(), {1, 65}}, {nullptr, {2, 30}}, {b.get(), {3, 41}}, {c.get(), {4, 33}}};
   for (const auto recompute : {parallel::Recompute::kOff, parallel::Recompute::kElementwise}) {
     const Outcome together = run(*model, all, recompute);
     std::int64_t first = 0;
@@ -142,8 +148,11 @@ void check_sums(const ops::KernelPolicy& policy, bool moe = false) {
              b = make_set(
                  *model, 7, 0, {"q_proj", "in_proj_qkv", "down_proj"},
                  moe ? std::vector<std::string>{"experts.down_proj"} : std::vector<std::string>{});
-  const std::vector<Rows> all = {
-      {a.get(), {1, 30}}, {b.get(), {2, 17}}, {nullptr, {3, 10}}, {a.get(), {4, 25}}};
+  const auto experts = moe ? std::vector<std::string>{"experts.gate_up_proj", "experts.down_proj"}
+                           : std::vector<std::string>{};
+  const auto c = make_set(*model, 3, 0, {"o_proj"}, experts, nn::ExpertFactors::kSharedOuter);
+  const std::vector<Rows> all = {{a.get(), {1, 30}}, {b.get(), {2, 17}}, {c.get(), {5, 21}},
+                                 {nullptr, {3, 10}}, {a.get(), {4, 25}}, {c.get(), {6, 9}}};
   std::map<std::string, at::Tensor> expected;
   std::vector<at::Tensor> hidden, input_gradients;
   for (const Rows& one : all) {

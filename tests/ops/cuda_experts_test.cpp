@@ -188,18 +188,20 @@ TEST_F(GpuOps, AnExpertThatDoesNotExistIsRefusedByTheOrder) {
   EXPECT_THROW(moe_order(chosen, 4), c10::Error);
 }
 
-void expect_low_rank_changes_equal_reference(const GroupedKernel& kernel) {
-  SCOPED_TRACE(kernel.name);
+/// `is_shared`: one factor on the side of the hidden states for all experts.
+void expect_low_rank_changes_equal_reference(const GroupedKernel& kernel, bool is_shared) {
+  SCOPED_TRACE(fmt::format("{} {}", kernel.name, is_shared));
   const std::int64_t width = kernel.intermediate_size;
   // A rank that is no multiple of 8 is padded; experts without a row keep zero gradients.
   for (const auto& [tokens, experts, rank] : {std::tuple{333, 32, 16}, {50, 3, 5}, {2, 8, 8}}) {
     const MoeRouting routing = moe_route(randn({tokens, experts}, at::kDouble, 1), 2, true);
+    const std::int64_t outer = is_shared ? 1 : experts;
     Tensors in = {randn({tokens, 64}, at::kBFloat16, 2),
                   routing.weights,
-                  randn({experts, rank, 64}, at::kBFloat16, 5) * 0.2,
+                  randn({outer, rank, 64}, at::kBFloat16, 5) * 0.2,
                   randn({experts, 2 * width, rank}, at::kBFloat16, 6) * 0.2,
                   randn({experts, rank, width}, at::kBFloat16, 7) * 0.2,
-                  randn({experts, 64, rank}, at::kBFloat16, 8) * 0.2};
+                  randn({outer, 64, rank}, at::kBFloat16, 8) * 0.2};
     for (at::Tensor& x : in) x = x.to(at::kBFloat16).to(at::kDouble);
     const at::Tensor gate_up = randn({experts, 2 * width, 64}, at::kBFloat16, 3) * 0.2,
                      down = randn({experts, 64, width}, at::kBFloat16, 4) * 0.2;
@@ -225,25 +227,28 @@ void expect_low_rank_changes_equal_reference(const GroupedKernel& kernel) {
 }
 
 TEST_F(GpuOps, GroupedExpertsWithLowRankChangesEqualReference) {
-  for (const GroupedKernel& kernel : kGroupedKernels)
-    expect_low_rank_changes_equal_reference(kernel);
+  for (const GroupedKernel& kernel : kGroupedKernels) {
+    for (const bool is_shared : {false, true})
+      expect_low_rank_changes_equal_reference(kernel, is_shared);
+  }
 }
 
-/// Rows of sets of other ranks, of one that changes gate and up alone, and of none.
-void expect_sets_equal_reference(const GroupedKernel& kernel) {
-  SCOPED_TRACE(kernel.name);
+/// Rows of sets of other ranks, of one that changes gate and up alone, and of none. `is_shared`: as
+/// above, but of the third set.
+void expect_sets_equal_reference(const GroupedKernel& kernel, bool is_shared) {
+  SCOPED_TRACE(fmt::format("{} {}", kernel.name, is_shared));
   constexpr std::int64_t kTokens = 333, kExperts = 32;
   const std::int64_t width = kernel.intermediate_size;
   const MoeRouting routing = moe_route(randn({kTokens, kExperts}, at::kDouble, 1), 2, true);
-  const auto factor = [](std::int64_t rows, std::int64_t columns, int seed) {
-    return randn({kExperts, rows, columns}, at::kBFloat16, seed) * 0.2;
+  const auto factor = [](std::int64_t rows, std::int64_t columns, int seed, bool is_one = false) {
+    return randn({is_one ? 1 : kExperts, rows, columns}, at::kBFloat16, seed) * 0.2;
   };
   Tensors in = {randn({kTokens, 64}, at::kBFloat16, 2),
                 routing.weights,
-                factor(16, 64, 5),
+                factor(16, 64, 5, is_shared),
                 factor(2 * width, 16, 6),
                 factor(16, width, 7),
-                factor(64, 16, 8),
+                factor(64, 16, 8, is_shared),
                 factor(5, 64, 9),
                 factor(2 * width, 5, 10)};
   for (at::Tensor& x : in) x = x.to(at::kBFloat16).to(at::kDouble);
@@ -273,7 +278,9 @@ void expect_sets_equal_reference(const GroupedKernel& kernel) {
 }
 
 TEST_F(GpuOps, GroupedExpertsOfSeveralSetsEqualReference) {
-  for (const GroupedKernel& kernel : kGroupedKernels) expect_sets_equal_reference(kernel);
+  for (const GroupedKernel& kernel : kGroupedKernels) {
+    for (const bool is_shared : {false, true}) expect_sets_equal_reference(kernel, is_shared);
+  }
 }
 
 TEST_F(GpuOps, RouterAuxiliaryLossAndNormRunOnTheDevice) {

@@ -292,6 +292,10 @@ TEST_P(NpuExperts, EqualTheReferenceWithAndWithoutChanges) {
   };
   expect_equal(any<MoeExperts>(), kernel, {inputs[0], inputs[1], inputs[2], inputs[3]}, plain, 3);
   expect_equal(any<MoeExperts>(), kernel, inputs, changed, 3);
+  // One factor on the side of the hidden states for all experts.
+  Tensors shared = inputs;
+  for (const std::size_t i : {4, 7}) shared[i] = shared[i].narrow(0, 0, 1);
+  expect_equal(any<MoeExperts>(), kernel, shared, changed, 3);
   // Two of three choices are to no expert, then all.
   const at::Tensor is_none = at::arange(19 * 3, at::kLong).remainder(3).view({19, 3}) > 0;
   for (const bool all : {false, true}) {
@@ -303,6 +307,7 @@ TEST_P(NpuExperts, EqualTheReferenceWithAndWithoutChanges) {
           {x[0], x[1], some.to(device), x[2], x[3], {{{x[4], x[5]}, {x[6], x[7]}}}, all ? 0 : 19})};
     };
     expect_equal(any<MoeExperts>(), kernel, inputs, holes, 3);
+    expect_equal(any<MoeExperts>(), kernel, shared, holes, 3);
   }
 }
 

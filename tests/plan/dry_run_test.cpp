@@ -39,7 +39,10 @@ TEST(DryRun, RunsAllOfEveryLayoutOnShapes) {
            {"parallel.cp=2", "parallel.ep=2", "train.router_aux_loss_coef=0.01",
             "train.router_aux_loss=hf"},
            {"parallel.fsdp=2", "parallel.ep=2", "train.method=lora",
-            "adapter.target_parameters=[mlp.experts.gate_up_proj,mlp.experts.down_proj]"}}) {
+            "adapter.target_parameters=[mlp.experts.gate_up_proj,mlp.experts.down_proj]"},
+           {"parallel.fsdp=2", "parallel.ep=2", "train.method=lora",
+            "adapter.target_parameters=[mlp.experts.gate_up_proj,mlp.experts.down_proj]",
+            "adapter.shared_expert_factors=true"}}) {
     const auto config = run_config(layout);
     const auto& p = config.parallel;
     const auto model = small(p.ep > 1 || config.train.router_aux_loss_coef > 0);

@@ -22,7 +22,13 @@
 namespace heddle::rollout {
 namespace {
 
-assembly::ModelOnRanks adapted_model(bool moe, const comm::Mesh& mesh = comm::Mesh::single()) {
+/// The model, and which factors its experts have.
+enum class Kind { kDense, kPairs, kSharedOuter };
+
+bool has_experts(Kind kind) { return kind != Kind::kDense; }
+
+assembly::ModelOnRanks adapted_model(Kind kind, const comm::Mesh& mesh = comm::Mesh::single()) {
+  const bool moe = has_experts(kind);
   runtime::Context context;
   context.mesh = mesh;
   context.dtype = at::kFloat;
@@ -36,6 +42,7 @@ assembly::ModelOnRanks adapted_model(bool moe, const comm::Mesh& mesh = comm::Me
   adapters.targets = {"all-linear"};
   if (moe) adapters.target_parameters = {"experts.gate_up_proj", "experts.down_proj"};
   adapters.options.rank = 4;
+  if (kind == Kind::kSharedOuter) adapters.options.expert_factors = nn::ExpertFactors::kSharedOuter;
   recipe.adapters = adapters;
   return assembly::place(recipe, context);
 }
@@ -87,7 +94,7 @@ void expect_equal(const std::vector<at::Tensor>& found, const std::vector<at::Te
   for (std::size_t i = 0; i < found.size(); ++i) EXPECT_TRUE(at::equal(found[i], expected[i])) << i;
 }
 
-class AdaptersOfRequests : public ::testing::TestWithParam<bool> {
+class AdaptersOfRequests : public ::testing::TestWithParam<Kind> {
  protected:
   Completion alone(const Request& request) {
     Engine engine(placed_, nullptr, {});
@@ -228,9 +235,9 @@ TEST_P(AdaptersOfRequests, OnSeveralRanksAreThoseOfOne) {
     std::int64_t ep;
     bool merges;  ///< Matrices are whole between passes.
   };
-  std::vector<Layout> layouts = {{"tp", {2, 1, 1, 1, 1}, 1, !GetParam()},
+  std::vector<Layout> layouts = {{"tp", {2, 1, 1, 1, 1}, 1, !has_experts(GetParam())},
                                  {"dp", {1, 1, 1, 2, 1}, 1, true}};
-  if (GetParam()) {
+  if (has_experts(GetParam())) {
     layouts.push_back({"ep", {1, 1, 2, 1, 1}, 2, false});
     layouts.push_back({"ep along tp", {2, 1, 1, 1, 1}, 2, true});
     layouts.push_back({"ep along dp", {1, 1, 1, 2, 1}, 2, true});
@@ -277,21 +284,26 @@ TEST_P(AdaptersOfRequests, OnSeveralRanksAreThoseOfOne) {
 
 TEST(MergedAdapters, NeedWholeMatricesAndAnAdapter) {
   const auto errors = testing::run_ranks(2, [&](const std::shared_ptr<comm::World>& world) {
-    assembly::ModelOnRanks placed = adapted_model(false, comm::Mesh({1, 1, 2, 1, 1}, world, 1));
+    assembly::ModelOnRanks placed =
+        adapted_model(Kind::kDense, comm::Mesh({1, 1, 2, 1, 1}, world, 1));
     Engine(placed, nullptr, {.merge_adapter = true});
   });
   for (const std::string& error : errors) {
     EXPECT_NE(error.find("does not hold model.layers.0."), std::string::npos) << error;
     EXPECT_NE(error.find("expected parallel.fsdp"), std::string::npos) << error;
   }
-  assembly::ModelOnRanks placed = adapted_model(false);
+  assembly::ModelOnRanks placed = adapted_model(Kind::kDense);
   placed.adapters.reset();
   EXPECT_THROW(Engine(placed, nullptr, {.merge_adapter = true}), ConfigError);
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, AdaptersOfRequests, ::testing::Bool(), [](const auto& info) {
-  return std::string(info.param ? "Experts" : "Dense");
-});
+INSTANTIATE_TEST_SUITE_P(Models, AdaptersOfRequests,
+                         ::testing::Values(Kind::kDense, Kind::kPairs, Kind::kSharedOuter),
+                         [](const auto& info) {
+                           return std::string(info.param == Kind::kDense   ? "Dense"
+                                              : info.param == Kind::kPairs ? "Experts"
+                                                                           : "SharedExperts");
+                         });
 
 }  // namespace
 }  // namespace heddle::rollout

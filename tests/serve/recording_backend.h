@@ -23,6 +23,7 @@ class RecordingBackend final : public Backend {
   tenants::SetId create(const tenants::SetOptions& options) override {
     if (options.rank == 13) throw ConfigError("rank 13 does not fit this model");
     sets_[++last_] = {options.seed, 0};
+    created.push_back(options);
     return last_;
   }
   void remove(tenants::SetId set) override { sets_.erase(set); }
@@ -145,6 +146,8 @@ class RecordingBackend final : public Backend {
   std::atomic<bool> disk_is_full = false;
   std::string
       calls;  ///< Passes, steps and saves in the order they ran in; to be read when nothing runs.
+  std::vector<tenants::SetOptions>
+      created;  ///< Options of create(), in order; to be read as `calls` are.
   /// A work whose first token is 98 says that it has begun, and waits until it may end.
   std::binary_semaphore long_work_began{0}, long_work_may_end{0};
 

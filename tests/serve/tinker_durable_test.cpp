@@ -10,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "base/files.h"
+#include "serve/tinker/checkpoints.h"
 #include "served.h"
 #include "testing/temporary_directory.h"
 
@@ -198,6 +199,33 @@ TEST(Durable, ARunWithoutASeedKeepsTheOneItWasGiven) {
                                                   {"lora_config", {{"rank", 8}, {"seed", seed}}}});
   EXPECT_EQ(weights_after(caller, steps_of(again.at("model_id"), 1, 1)), before);
   EXPECT_EQ(weights_after(caller, steps_of(again.at("model_id"), 3, 1)), after);
+}
+
+TEST(Durable, ARunKeepsTheExpertFactorsThatItWasMadeWith) {
+  const Directory folder;
+  tinker::ServiceOptions options = durable();
+  std::string session;
+  {
+    Served served(folder.path(), options);
+    ApiClient caller(served.port());
+    session = caller.session();
+    const std::string run = caller.create_model(session).at("model_id");
+    weights_after(caller, {ApiClient::work(run, 1, {1, 2})});
+    ASSERT_EQ(served.backend().created.size(), 1U);
+    EXPECT_TRUE(served.backend().created[0].shared_expert_factors);
+  }
+  options.shared_expert_factors = false;
+  Served served(folder.path(), options);
+  ApiClient caller(served.port());
+  const std::string run = caller.create_model(session, 1).at("model_id");
+  weights_after(caller, {ApiClient::work(run, 1, {1, 2})});
+  ASSERT_EQ(served.backend().created.size(), 2U);
+  EXPECT_TRUE(served.backend().created[0].shared_expert_factors);
+  EXPECT_FALSE(served.backend().created[1].shared_expert_factors);
+  // Made before there was a choice.
+  nlohmann::json before = tinker::as_json({});
+  before.erase("shared_expert_factors");
+  EXPECT_FALSE(tinker::set_options_of(before).shared_expert_factors);
 }
 
 TEST(Durable, ALoadWithAnotherTenantsKeyIsRunAgainWithoutIt) {

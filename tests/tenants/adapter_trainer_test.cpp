@@ -1,8 +1,12 @@
 // Several adapters in one run, and sets of adapters on disk.
 #include "tenants/adapter_trainer.h"
 
-#include <cmath>
+#include <ATen/ops/equal.h>
 
+#include <cmath>
+#include <filesystem>
+
+#include "adapters/lora.h"
 #include "config/adapters.h"
 #include "tenants/trainer.h"
 #include "train/trainer_fixture.h"
@@ -254,9 +258,9 @@ TEST_F(AdapterTrainerTest, WrongEntriesAreNamedWithTheirLine) {
 /// A base for the trainer of a server.
 class SavedSetTest : public TrainerTest {
  protected:
-  assembly::ModelOnRanks place() const {
+  assembly::ModelOnRanks place(const std::string& model = "model") const {
     return assembly::place(
-        assembly::recipe_of_directory(dir_ / "model", {}, assembly::Head::kLanguageModel,
+        assembly::recipe_of_directory(dir_ / model, {}, assembly::Head::kLanguageModel,
                                       assembly::Purpose::kTenants),
         {});
   }
@@ -287,12 +291,13 @@ class SavedSetTest : public TrainerTest {
     }
     return numbers;
   }
+  void expect_same_bits(const std::string& model, const SetOptions& options) const;
 };
 
-TEST_F(SavedSetTest, GoesOnWithTheSameBitsPendingGradientsIncluded) {
-  assembly::ModelOnRanks base = place(), again = place();
+void SavedSetTest::expect_same_bits(const std::string& model, const SetOptions& options) const {
+  assembly::ModelOnRanks base = place(model), again = place(model);
   Trainer trainer(base, {.deterministic = true}), other(again, {.deterministic = true});
-  const SetId set = trainer.create({.rank = 5, .seed = 9, .unembed = true});
+  const SetId set = trainer.create(options);
   train(trainer, set, 0, 3);
   const std::vector<Work> pending = {work(set, 50)};
   trainer.forward_backward(pending);
@@ -302,6 +307,7 @@ TEST_F(SavedSetTest, GoesOnWithTheSameBitsPendingGradientsIncluded) {
   const SetId loaded = other.load(dir_ / "set", /*with_optimizer=*/true);
   EXPECT_EQ(other.steps(loaded), 3);
   EXPECT_EQ(other.options(loaded).rank, 5);
+  EXPECT_EQ(other.options(loaded).shared_expert_factors, options.shared_expert_factors);
   EXPECT_EQ(train(other, loaded, 3, 13), expected);
   EXPECT_NE(expected.front(), expected.back());
 
@@ -313,6 +319,37 @@ TEST_F(SavedSetTest, GoesOnWithTheSameBitsPendingGradientsIncluded) {
               other.load(dir_ / "bare", true);
             }).find("saved without its optimizer"),
             std::string::npos);
+
+  // Weights for a sampler, from a snapshot and from a checkpoint.
+  trainer.save_snapshot(*trainer.snapshot(set), dir_ / "snapshot");
+  for (const char* saved : {"snapshot", "bare"}) {
+    std::vector<at::Tensor> values, read;
+    trainer.snapshot(set)->visit_parameters(
+        [&](const nn::Parameter& factor) { values.push_back(factor.data()); });
+    other.load_snapshot(dir_ / saved)->visit_parameters([&](const nn::Parameter& factor) {
+      read.push_back(factor.data());
+    });
+    ASSERT_EQ(values.size(), read.size());
+    for (std::size_t i = 0; i < values.size(); ++i) EXPECT_TRUE(at::equal(values[i], read[i]));
+  }
+  EXPECT_EQ(other.options(other.load(dir_ / "snapshot", false)).shared_expert_factors,
+            options.shared_expert_factors);
+}
+
+TEST_F(SavedSetTest, GoesOnWithTheSameBitsPendingGradientsIncluded) {
+  expect_same_bits("model", {.rank = 5, .seed = 9, .unembed = true});
+}
+
+TEST_F(SavedSetTest, OfAMixtureGoesOnWithItsFormOfFactors) {
+  make_model("moe", {{"model_type", "qwen3_5_moe_text"},
+                     {"num_experts", 6},
+                     {"num_experts_per_tok", 2},
+                     {"moe_intermediate_size", 24},
+                     {"shared_expert_intermediate_size", 16}});
+  for (const bool shared : {false, true}) {
+    expect_same_bits("moe", {.rank = 5, .seed = 9, .shared_expert_factors = shared});
+    for (const char* made : {"set", "bare", "snapshot"}) std::filesystem::remove_all(dir_ / made);
+  }
 }
 
 }  // namespace

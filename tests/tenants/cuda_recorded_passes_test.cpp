@@ -55,10 +55,13 @@ class Tenants {
  public:
   Tenants(assembly::ModelOnRanks& base, bool records)
       : trainer_(base, {.pass_tokens = 2000, .records = records}) {
-    // 0, 1 and 4 are alike.
+    // 0, 1 and 4 are alike. The experts of 2 and 3 have a pair of factors each.
     for (const int rank : {8, 8, 64, 16, 8}) {
-      sets_.push_back(trainer_.create(
-          {.rank = rank, .alpha = 32, .seed = sets_.size() + 1, .unembed = rank == 8}));
+      sets_.push_back(trainer_.create({.rank = rank,
+                                       .alpha = 32,
+                                       .seed = sets_.size() + 1,
+                                       .unembed = rank == 8,
+                                       .shared_expert_factors = rank == 8}));
     }
   }
 
@@ -89,7 +92,8 @@ class Tenants {
   void use_loss(std::size_t which, const std::string& loss_fn) { loss_fns_.at(which) = loss_fn; }
   void replace(std::size_t which) {
     trainer_.remove(sets_[which]);
-    sets_[which] = trainer_.create({.rank = 8, .alpha = 32, .seed = 77, .unembed = true});
+    sets_[which] = trainer_.create(
+        {.rank = 8, .alpha = 32, .seed = 77, .unembed = true, .shared_expert_factors = true});
   }
   Trained end() {
     for (const SetId set : sets_) {

@@ -119,6 +119,13 @@ TEST_F(TenantsMemoryTest, ASetThatDoesNotFitIsRefusedBeforeItTrains) {
   EXPECT_NE(refusal.find("adapters of rank 4 have 0."), std::string::npos) << refusal;
   EXPECT_NE(refusal.find("of them on routed experts"), std::string::npos) << refusal;
   EXPECT_NE(refusal.find("expected a lower rank, fewer of train_attn"), std::string::npos);
+  // What experts share counts once.
+  const auto shared = trainer.snapshot(trainer.create({.rank = 4, .shared_expert_factors = true}));
+  std::int64_t fewer = 0;
+  shared->visit_parameters([&](const nn::Parameter& factor) { fewer += factor.owned().numel(); });
+  EXPECT_LT(fewer, numbers);
+  EXPECT_NO_THROW(require_room(*shared, 12 * fewer));
+  EXPECT_THROW(require_room(*shared, 12 * fewer - 1), ConfigError);
 }
 
 }  // namespace

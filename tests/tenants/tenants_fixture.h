@@ -54,7 +54,8 @@ class Tenants : public ::testing::Test {
             .seed = static_cast<std::uint64_t>(seed),
             .attn = seed % 3 != 1,
             .mlp = seed % 3 != 2,
-            .unembed = seed % 2 == 1};
+            .unembed = seed % 2 == 1,
+            .shared_expert_factors = seed % 3 == 0};
   }
 
   assembly::ModelOnRanks base_;

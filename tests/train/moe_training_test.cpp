@@ -54,9 +54,16 @@ class MoeTraining : public TrainerTest {
   }
 };
 
-TEST_F(MoeTraining, AdaptersOnExpertsLearnResumeAndMerge) {
+class MoeAdapterTraining : public MoeTraining, public ::testing::WithParamInterface<bool> {};
+
+INSTANTIATE_TEST_SUITE_P(Factors, MoeAdapterTraining, ::testing::Bool(),
+                         [](const auto& info) { return info.param ? "Shared" : "Pairs"; });
+
+TEST_P(MoeAdapterTraining, AdaptersOnExpertsLearnResumeAndMerge) {
   std::vector<double> losses;
-  const auto only_experts = experts({"adapter.targets=[]"});
+  const auto only_experts =
+      experts({"adapter.targets=[]",
+               std::string("adapter.shared_expert_factors=") + (GetParam() ? "true" : "false")});
   train_until(config("whole", only_experts), 1000, &losses);
   EXPECT_LT(losses.back(), losses.front());
   train_until(config("parts", only_experts), 5);
@@ -92,6 +99,8 @@ TEST_F(MoeTraining, WrongExpertTargetsAreNamed) {
   EXPECT_THAT(refusal_of(moe({"train.method=lora", "adapter.target_parameters=[experts.up_proj]"})),
               HasSubstr("'experts.up_proj' matches no parameter"));
   EXPECT_THAT(refusal_of(experts({"adapter.dropout=0.1"})), HasSubstr("have no dropout"));
+  EXPECT_THAT(refusal_of(moe({"train.method=lora", "adapter.shared_expert_factors=true"})),
+              HasSubstr("is of adapters on experts; name those in adapter.target_parameters"));
 }
 
 TEST_F(MoeTraining, OneCoefficientForAllOfARun) {

@@ -316,7 +316,10 @@ TEST_F(TrainerTest, ACheckpointIsExportedAsTheFinalResult) {
       {"lora", with({"train.method=lora", "adapter.rank=4",
                      "adapter.modules_to_save=[embed_tokens]", "model.added_tokens=['<new>']"})},
       {"experts", with({experts, "train.method=lora", "adapter.rank=4",
-                        "adapter.target_parameters=['mlp.experts.gate_up_proj']"})}};
+                        "adapter.target_parameters=['mlp.experts.gate_up_proj']"})},
+      {"shared", with({experts, "train.method=lora", "adapter.rank=4",
+                       "adapter.target_parameters=['*.mlp.experts.*']",
+                       "adapter.shared_expert_factors=true"})}};
   for (const auto& [name, settings] : runs) {
     SCOPED_TRACE(name);
     const std::string run = "run of " + name;

@@ -28,21 +28,49 @@ class ChangedExperts {
   /// `changes` outlive it.
   ChangedExperts(const MoeOrder& order, const std::vector<ExpertChanges>& changes);
 
-  bool has(Matrix matrix) const;
-  /// Room for x down_e^T of each set's rows [n,r]; undefined where it leaves the matrix alone.
+  /// Whether a change of some set multiplies the rows that were sent to the matrix.
+  bool reads_rows(Matrix matrix) const;
+  /// Room for x down_e^T of each set's rows [n,r], or for its gradient; undefined where it leaves
+  /// the matrix alone.
   Tensors lows(Matrix matrix) const;
   /// y += (x down_e^T) up_e^T for the rows of expert e of the whole x [N,in] and y [N,out]; `lows`
-  /// receive x down_e^T.
+  /// receive x down_e^T. Factors that experts share are left to what follows.
   void add(Matrix matrix, std::int64_t e, const at::Tensor& x, const Tensors& lows,
            const at::Tensor& y) const;
-  /// The backward of add(): adds to dx and writes the gradients of expert e.
+  /// The backward of add(): `d_lows` receive the gradients of `lows`; adds to dx and writes the
+  /// gradients of expert e.
   void add_backward(Matrix matrix, std::int64_t e, const at::Tensor& x, const Tensors& lows,
-                    const at::Tensor& dy, const at::Tensor& dx,
+                    const at::Tensor& dy, const at::Tensor& dx, const Tensors& d_lows,
                     std::vector<ExpertChanges>& gradients) const;
+
+  // Factors that experts share, by token: a token's rows have the same low, or their sum is
+  // multiplied.
+  /// Makes, before add(), the lows of gate_up where its `down` is shared, of x [T,H].
+  void send_lows(const at::Tensor& x, const Tensors& lows) const;
+  /// The backward of send_lows(): adds to dx [T,H] and writes the gradient of the factor.
+  void send_lows_backward(const at::Tensor& x, const Tensors& d_lows, const at::Tensor& dx,
+                          std::vector<ExpertChanges>& gradients) const;
+  /// Adds to y [T,H], after add(), what the lows of down make of its `up` where that is shared.
+  /// weights [T,k].
+  void sum_lows(const Tensors& lows, const at::Tensor& weights, const at::Tensor& y) const;
+  /// The backward of sum_lows(): writes `d_lows` and the gradient of the factor, and adds to
+  /// d_weights [T,k].
+  void sum_lows_backward(const Tensors& lows, const at::Tensor& weights, const at::Tensor& dy,
+                         const Tensors& d_lows, const at::Tensor& d_weights,
+                         std::vector<ExpertChanges>& gradients) const;
+
   /// Zero gradients of the shape of the changes: experts without rows keep them.
   std::vector<ExpertChanges> zeros() const;
 
  private:
+  /// The tokens of a set, and the order of its own rows.
+  struct OwnOrder {
+    std::int64_t first = 0, tokens = 0;
+    MoeOrder order;
+
+    at::Tensor of(const at::Tensor& by_token) const { return by_token.narrow(0, first, tokens); }
+  };
+  void find_own_orders(const MoeOrder& order);
   struct Part {
     std::size_t set;
     std::int64_t begin, count;  ///< Rows of the order.
@@ -51,6 +79,7 @@ class ChangedExperts {
   const std::vector<ExpertChanges>& changes_;
   std::vector<std::vector<Part>> parts_;  ///< By expert.
   std::vector<std::int64_t> rows_;        ///< Their number, by set.
+  std::vector<OwnOrder> own_orders_;      ///< By set; empty if no factor is shared.
 };
 
 }  // namespace heddle::ops

@@ -8,14 +8,21 @@
 namespace heddle::ops {
 namespace {
 
-void check_change(const char* name, const ExpertLowRank& change, const at::Tensor& weight) {
+/// `shared`: the factor that experts may share.
+void check_change(const char* name, const ExpertLowRank& change, const at::Tensor& weight,
+                  at::Tensor ExpertLowRank::*shared) {
   if (!change.defined()) return;
+  const auto is_of_experts = [&](at::Tensor ExpertLowRank::*factor) {
+    const std::int64_t count = (change.*factor).size(0);
+    return count == weight.size(0) || (count == 1 && factor == shared);
+  };
   TORCH_CHECK(
-      change.down.dim() == 3 && change.up.dim() == 3 && change.down.size(0) == weight.size(0) &&
-          change.up.size(0) == weight.size(0) && change.down.size(1) == change.up.size(2) &&
+      change.down.dim() == 3 && change.up.dim() == 3 && is_of_experts(&ExpertLowRank::down) &&
+          is_of_experts(&ExpertLowRank::up) && change.down.size(1) == change.up.size(2) &&
           change.down.size(2) == weight.size(2) && change.up.size(1) == weight.size(1),
       "moe_experts: the change of ", name, " ", weight.sizes(), " is down ", change.down.sizes(),
-      " and up ", change.up.sizes(), ", expected [E,r,in] and [E,out,r]");
+      " and up ", change.up.sizes(), ", expected [E,r,in] and [E,out,r], or 1 for E in ",
+      shared == &ExpertLowRank::down ? "down" : "up");
 }
 
 ExpertLowRank detached(const ExpertLowRank& change) {
@@ -47,8 +54,8 @@ void check(const MoeExperts::Inputs& in) {
               "moe_experts: ", in.assignments.value_or(0), " assignments of ", in.experts.sizes());
   std::int64_t tokens = 0;
   for (const ExpertChanges& change : in.changes) {
-    check_change("gate_up", change.gate_up, in.gate_up);
-    check_change("down", change.down, in.down);
+    check_change("gate_up", change.gate_up, in.gate_up, &ExpertLowRank::down);
+    check_change("down", change.down, in.down, &ExpertLowRank::up);
     tokens += change.tokens < 0 ? in.x.size(0) : change.tokens;
   }
   TORCH_CHECK(in.changes.empty() || tokens == in.x.size(0), "moe_experts: changes of ", tokens,

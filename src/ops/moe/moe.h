@@ -57,13 +57,18 @@ at::Tensor is_likeliest(const at::Tensor& probabilities, const at::Tensor& exper
 
 /// A low-rank change of one matrix of every expert: W_e + up_e down_e. Undefined: none.
 struct ExpertLowRank {
-  at::Tensor down;  ///< [E,r,in]
-  at::Tensor up;    ///< [E,out,r], with whatever scales the change
+  at::Tensor down;  ///< [E,r,in]; [1,r,in]: one for all experts
+  at::Tensor up;    ///< [E,out,r], with whatever scales the change; [1,out,r]: one for all experts
 
   bool defined() const { return down.defined(); }
+  // A single expert shares with nobody.
+  bool shares_down() const { return defined() && down.size(0) == 1 && up.size(0) > 1; }
+  bool shares_up() const { return defined() && up.size(0) == 1 && down.size(0) > 1; }
 };
 
-/// Changes of the experts for consecutive tokens: those of one set of adapters, or none.
+/// Changes of the experts for consecutive tokens: those of one set of adapters, or none. Experts
+/// may share the factor on the side of the hidden states, which then is multiplied by token:
+/// gate_up's `down`, and `up` of down.
 struct ExpertChanges {
   ExpertLowRank gate_up, down;
   std::int64_t tokens = -1;  ///< -1: all.

@@ -49,6 +49,7 @@ MoeExperts::Forward forward(const MoeExperts::Inputs& in, bool keep) {
   const ChangedExperts changed(order, in.changes);
   const Tensors low_1 = changed.lows(&ExpertChanges::gate_up),
                 low_2 = changed.lows(&ExpertChanges::down);
+  changed.send_lows(in.x, low_1);
   at::Tensor hidden_rows = at::empty({n, in.down.size(2)}, in.x.options());
   for_each_expert(order, [&](std::int64_t e, std::int64_t begin, std::int64_t count) {
     const at::Tensor x = rows.narrow(0, begin, count);
@@ -63,6 +64,7 @@ MoeExperts::Forward forward(const MoeExperts::Inputs& in, bool keep) {
   });
   MoeExperts::Forward result;
   result.y = combine_rows(out, in.weights, order.place, order.top_k);
+  changed.sum_lows(low_2, in.weights, result.y);
   if (!keep) return result;
   result.saved = {gate_up, out};
   for (const Tensors* const lows : {&low_1, &low_2})
@@ -91,6 +93,9 @@ MoeExperts::Gradients backward(const MoeExperts::Inputs& in, const MoeExperts::F
   }
   const ChangedExperts changed(order, in.changes);
   result.changes = changed.zeros();
+  const Tensors d_low_1 = changed.lows(&ExpertChanges::gate_up),
+                d_low_2 = changed.lows(&ExpertChanges::down);
+  changed.sum_lows_backward(low_2, in.weights, grad_y, d_low_2, result.weights, result.changes);
   const at::Tensor hidden_rows = activation(gate_up);
   at::Tensor d_hidden_rows = at::empty(hidden_rows.sizes(), hidden_rows.options()),
              d_gate_up_rows = at::empty(gate_up.sizes(), gate_up.options());
@@ -99,19 +104,20 @@ MoeExperts::Gradients backward(const MoeExperts::Inputs& in, const MoeExperts::F
     const at::Tensor expert_d_out = d_out.narrow(0, begin, count);
     at::Tensor d_hidden = d_hidden_rows.narrow(0, begin, count);
     d_hidden.copy_(at::mm(expert_d_out, in.down.select(0, e)));
-    changed.add_backward(&ExpertChanges::down, e, hidden_rows, low_2, d_out, d_hidden_rows,
+    changed.add_backward(&ExpertChanges::down, e, hidden_rows, low_2, d_out, d_hidden_rows, d_low_2,
                          result.changes);
     at::Tensor d_gate_up = d_gate_up_rows.narrow(0, begin, count);
     d_gate_up.copy_(activation_backward(expert_gate_up, d_hidden));
     at::Tensor expert_dx = dx.narrow(0, begin, count);
     expert_dx.copy_(at::mm(d_gate_up, in.gate_up.select(0, e)));
-    changed.add_backward(&ExpertChanges::gate_up, e, rows, low_1, d_gate_up_rows, dx,
+    changed.add_backward(&ExpertChanges::gate_up, e, rows, low_1, d_gate_up_rows, dx, d_low_1,
                          result.changes);
     if (!want_weight_gradients) return;
     result.down.select(0, e).copy_(at::mm(expert_d_out.t(), hidden_rows.narrow(0, begin, count)));
     result.gate_up.select(0, e).copy_(at::mm(d_gate_up.t(), rows.narrow(0, begin, count)));
   });
   result.x = sum_rows(dx, order.place, order.top_k);
+  changed.send_lows_backward(in.x, d_low_1, result.x, result.changes);
   if (grad_branch.defined()) result.x = result.x + grad_branch;
   return result;
 }

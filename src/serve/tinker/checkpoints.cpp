@@ -10,6 +10,7 @@ namespace heddle::serve::tinker {
 namespace {
 
 constexpr std::int64_t kLeastTtl_s = 3600, kMostTtl_s = std::int64_t{10} * 366 * 24 * 3600;
+constexpr const char* kSharedFactors = "shared_expert_factors";
 constexpr const char* kColumns =
     "SELECT path, run, tenant, kind, name, created, bytes, is_public, expires, metadata, options, "
     "folder FROM checkpoint ";
@@ -55,13 +56,20 @@ nlohmann::json Checkpoint::json() const {
 }
 
 nlohmann::json as_json(const tenants::SetOptions& options) {
-  return {{"rank", options.rank}, {"alpha", options.alpha}, {"seed", options.seed},
-          {"attn", options.attn}, {"mlp", options.mlp},     {"unembed", options.unembed}};
+  return {{"rank", options.rank},
+          {"alpha", options.alpha},
+          {"seed", options.seed},
+          {"attn", options.attn},
+          {"mlp", options.mlp},
+          {"unembed", options.unembed},
+          {kSharedFactors, options.shared_expert_factors}};
 }
 
 tenants::SetOptions set_options_of(const nlohmann::json& value) {
-  return {value.at("rank"), value.at("alpha"), value.at("seed"),
-          value.at("attn"), value.at("mlp"),   value.at("unembed")};
+  return {value.at("rank"), value.at("alpha"), value.at("seed"), value.at("attn"), value.at("mlp"),
+          value.at("unembed"),
+          // Runs from before there were shared factors have none.
+          value.value(kSharedFactors, false)};
 }
 
 std::optional<double> expiry_of(const Fields& fields) {

@@ -35,6 +35,7 @@ struct ServiceOptions {
   std::int64_t sessions_per_tenant = 1000;
   std::int64_t samples_in_flight = 4096;  ///< For one tenant.
   std::int64_t max_rank = 256;
+  bool shared_expert_factors = true;    ///< New runs have them, see tenants::SetOptions.
   std::size_t adapters_in_memory = 64;  ///< That samplers read; the others wait on the disk.
   /// A run's state is saved every so many optimizer steps, and what came since is run again after a
   /// crash: no promise is lost. 0: a run lives in memory, and in what its client saves.

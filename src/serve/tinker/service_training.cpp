@@ -114,13 +114,15 @@ void Service::create_model(const Request& request, const Responder& responder) {
   options.rank = lora.integer("rank");
   if (options.rank < 1 || options.rank > options_.max_rank)
     throw_http(400, "lora_config.rank is {}: expected 1 to {}", options.rank, options_.max_rank);
+  options.shared_expert_factors = options_.shared_expert_factors;
   const auto seed = lora.maybe_integer("seed");
-  if (seed) {
+  if (request.is_replay) {
+    const tenants::SetOptions before =
+        require_run(request, run_id(fields.text("session_id"), fields.integer("model_seq_id")));
+    options.seed = before.seed;
+    options.shared_expert_factors = before.shared_expert_factors;
+  } else if (seed) {
     options.seed = static_cast<std::uint64_t>(*seed);
-  } else if (request.is_replay) {
-    options.seed =
-        require_run(request, run_id(fields.text("session_id"), fields.integer("model_seq_id")))
-            .seed;
   } else {
     options.seed = std::stoull(random_hex(6), nullptr, 16);  // JSON keeps 53 bits everywhere
   }

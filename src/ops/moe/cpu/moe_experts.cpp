@@ -128,6 +128,7 @@ MoeExperts::Forward forward(const MoeExperts::Inputs& in, bool keep) {
   const ChangedExperts changed(order, in.changes);
   const Tensors low_1 = changed.lows(&ExpertChanges::gate_up),
                 low_2 = changed.lows(&ExpertChanges::down);
+  changed.send_lows(in.x, low_1);
   for_each_expert(experts, n, [&](const Expert& e) {
     at::Tensor out = part(gate_up, e);
     at::mm_out(out, part(rows, e), w1.select(0, e.index).t());
@@ -142,6 +143,7 @@ MoeExperts::Forward forward(const MoeExperts::Inputs& in, bool keep) {
   });
   MoeExperts::Forward result;
   result.y = combine(out, weights, order.place, order.top_k);
+  changed.sum_lows(low_2, weights, result.y);
   if (!keep) return result;
   result.saved = {gate_up, out};
   for (const Tensors* const lows : {&low_1, &low_2})
@@ -180,19 +182,22 @@ MoeExperts::Gradients backward(const MoeExperts::Inputs& in, const MoeExperts::F
   const CombineKernels kernels = HEDDLE_CPU_SELECT(combine_kernels)(cpu_element(in.x));
   at::parallel_for(0, tokens, grain(hidden_size * k),
                    [&](std::int64_t begin, std::int64_t end) { kernels.scatter(a, begin, end); });
-  result.weights = d_weights.to(in.weights.scalar_type());
 
   const ChangedExperts changed(order, in.changes);
-  const bool want_hidden = want_weight_gradients || changed.has(&ExpertChanges::down);
-  const bool want_rows = want_weight_gradients || changed.has(&ExpertChanges::gate_up);
+  const bool want_hidden = want_weight_gradients || changed.reads_rows(&ExpertChanges::down);
+  const bool want_rows = want_weight_gradients || changed.reads_rows(&ExpertChanges::gate_up);
   const at::Tensor hidden = want_hidden ? activation(gate_up) : at::Tensor();
   const at::Tensor rows = want_rows ? at::index_select(in.x, 0, order.token) : at::Tensor();
   result.changes = changed.zeros();
+  const Tensors d_low_1 = changed.lows(&ExpertChanges::gate_up),
+                d_low_2 = changed.lows(&ExpertChanges::down);
+  changed.sum_lows_backward(low_2, weights, grad_y, d_low_2, d_weights, result.changes);
+  result.weights = d_weights.to(in.weights.scalar_type());
   at::Tensor d_hidden = at::empty({n, w2.size(2)}, in.x.options());
   for_each_expert(experts, n, [&](const Expert& e) {
     at::Tensor d = part(d_hidden, e);
     at::mm_out(d, part(d_out, e), w2.select(0, e.index));
-    changed.add_backward(&ExpertChanges::down, e.index, hidden, low_2, d_out, d_hidden,
+    changed.add_backward(&ExpertChanges::down, e.index, hidden, low_2, d_out, d_hidden, d_low_2,
                          result.changes);
   });
   const at::Tensor d_gate_up = activation_backward(gate_up, d_hidden);
@@ -200,10 +205,11 @@ MoeExperts::Gradients backward(const MoeExperts::Inputs& in, const MoeExperts::F
   for_each_expert(experts, n, [&](const Expert& e) {
     at::Tensor d = part(dx, e);
     at::mm_out(d, part(d_gate_up, e), w1.select(0, e.index));
-    changed.add_backward(&ExpertChanges::gate_up, e.index, rows, low_1, d_gate_up, dx,
+    changed.add_backward(&ExpertChanges::gate_up, e.index, rows, low_1, d_gate_up, dx, d_low_1,
                          result.changes);
   });
   result.x = sum(dx, order.place, k);
+  changed.send_lows_backward(in.x, d_low_1, result.x, result.changes);
   if (grad_branch.defined()) result.x = result.x + grad_branch;
   if (!want_weight_gradients) return result;
 

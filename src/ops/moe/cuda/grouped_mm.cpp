@@ -8,6 +8,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/index_select.h>
+#include <ATen/ops/mm.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
@@ -97,10 +98,14 @@ ExpertLowRank padded(const ExpertLowRank& change) {
           at::constant_pad_nd(change.up, {0, missing}, 0)};
 }
 
-/// The rows of one set of adapters among those of all experts, in the order of its experts.
+/// The tokens of one set of adapters, and its rows among those of all experts, in the order of its
+/// experts.
 struct SetRows {
-  at::Tensor index;  ///< [n] their places; undefined: they are all rows.
-  at::Tensor ends;   ///< [E] int32
+  at::Tensor index;            ///< [n] places of its rows; undefined: they are all rows.
+  at::Tensor ends;             ///< [E] int32
+  at::Tensor source, place;    ///< See MoeOrder; of its own tokens and rows.
+  std::int64_t first, tokens;  ///< The place of its tokens among all.
+  std::int64_t k;
 
   at::Tensor of(const at::Tensor& rows) const {
     return index.defined() ? at::index_select(rows, 0, index) : rows;
@@ -112,56 +117,96 @@ struct SetRows {
       rows.add_(own);
     }
   }
+  at::Tensor tokens_of(const at::Tensor& by_token) const {
+    return by_token.narrow(0, first, tokens);
+  }
+  at::Tensor sent(const at::Tensor& own_tokens) const { return send(own_tokens, source, place, k); }
+  at::Tensor summed(const at::Tensor& own_rows) const { return sum(own_rows, place, k); }
 };
 
-std::vector<SetRows> rows_of_sets(const MoeExperts::Inputs& in, const at::Tensor& place,
-                                  const at::Tensor& ends) {
-  if (in.changes.size() < 2) return {{{}, ends}};
+std::vector<SetRows> rows_of_sets(const MoeExperts::Inputs& in, const at::Tensor& source,
+                                  const at::Tensor& place, const at::Tensor& ends) {
   const std::int64_t k = in.experts.size(1);
+  if (in.changes.size() < 2) return {{{}, ends, source, place, 0, in.x.size(0), k}};
   std::vector<SetRows> sets;
   std::int64_t first = 0;
   for (const ExpertChanges& change : in.changes) {
     const DeviceMoeOrder own =
         order_of(in.experts.narrow(0, first, change.tokens).contiguous(), in.gate_up.size(0));
-    sets.push_back(
-        {at::index_select(place.narrow(0, first * k, change.tokens * k), 0, own.source), own.ends});
+    sets.push_back({at::index_select(place.narrow(0, first * k, change.tokens * k), 0, own.source),
+                    own.ends, own.source, own.place, first, change.tokens, k});
     first += change.tokens;
   }
   return sets;
 }
 
-/// y += (x down_e^T) up_e^T; returns x down_e^T.
-at::Tensor add_change(const ExpertLowRank& change, const at::Tensor& x, const SetRows& set,
-                      at::Tensor& y) {
+/// The matrix of a factor that experts share.
+at::Tensor matrix(const at::Tensor& factor) { return factor.select(0, 0); }
+
+/// y += (x down_e^T) up_e^T; returns x down_e^T. A shared `down` multiplies the `tokens`; a shared
+/// `up` is left to add_to_tokens().
+at::Tensor add_change(const ExpertLowRank& change, const at::Tensor& x, const at::Tensor& tokens,
+                      const SetRows& set, at::Tensor& y) {
   if (!change.defined()) return {};
   const ExpertLowRank factors = padded(change);
-  at::Tensor low = at::_grouped_mm(set.of(x), factors.down.transpose(1, 2), set.ends);
-  set.add(at::_grouped_mm(low, factors.up.transpose(1, 2), set.ends), y);
+  at::Tensor low = change.shares_down()
+                       ? set.sent(at::mm(set.tokens_of(tokens), matrix(factors.down).t()))
+                       : at::_grouped_mm(set.of(x), factors.down.transpose(1, 2), set.ends);
+  if (!change.shares_up()) set.add(at::_grouped_mm(low, factors.up.transpose(1, 2), set.ends), y);
   return low;
 }
 
-/// dx += (dy up_e) down_e; returns dy up_e.
+/// y [T,H] += what the sums of a token's lows make of a shared `up`.
+void add_to_tokens(const ExpertLowRank& change, const at::Tensor& low, const SetRows& set,
+                   const at::Tensor& y) {
+  if (!change.shares_up()) return;
+  set.tokens_of(y).addmm_(set.summed(low), matrix(padded(change).up).t());
+}
+
+/// dx += (dy up_e) down_e; returns dy up_e. A shared `up` multiplies the gradients `d_tokens`; a
+/// shared `down` is left to add_to_token_gradients().
 at::Tensor add_change_backward(const ExpertLowRank& change, const at::Tensor& dy,
-                               const SetRows& set, at::Tensor& dx) {
+                               const at::Tensor& d_tokens, const SetRows& set, at::Tensor& dx) {
   if (!change.defined()) return {};
   const ExpertLowRank factors = padded(change);
-  at::Tensor d_low = at::_grouped_mm(set.of(dy), factors.up, set.ends);
-  set.add(at::_grouped_mm(d_low, factors.down, set.ends), dx);
+  at::Tensor d_low = change.shares_up()
+                         ? set.sent(at::mm(set.tokens_of(d_tokens), matrix(factors.up)))
+                         : at::_grouped_mm(set.of(dy), factors.up, set.ends);
+  if (!change.shares_down()) set.add(at::_grouped_mm(d_low, factors.down, set.ends), dx);
   return d_low;
 }
 
-ExpertLowRank change_gradients(const ExpertLowRank& change, const at::Tensor& x,
-                               const at::Tensor& low, const at::Tensor& dy, const at::Tensor& d_low,
-                               const SetRows& set) {
-  if (!change.defined()) return {};
-  const std::int64_t rank = change.down.size(1);
-  return {at::_grouped_mm(d_low.t(), set.of(x), set.ends).narrow(1, 0, rank),
-          at::_grouped_mm(set.of(dy).t(), low, set.ends).narrow(2, 0, rank)};
+/// Adds to dx [T,H] and returns the gradient of the `down` that experts share.
+at::Tensor add_to_token_gradients(const ExpertLowRank& change, const at::Tensor& x,
+                                  const at::Tensor& d_low, const SetRows& set,
+                                  const at::Tensor& dx) {
+  const at::Tensor by_token = set.summed(d_low);
+  set.tokens_of(dx).addmm_(by_token, matrix(padded(change).down));
+  return at::mm(by_token.t(), set.tokens_of(x)).narrow(0, 0, change.down.size(1)).unsqueeze(0);
 }
 
-bool has(const MoeExperts::Inputs& in, ExpertLowRank ExpertChanges::*matrix) {
-  return std::ranges::any_of(
-      in.changes, [&](const ExpertChanges& change) { return (change.*matrix).defined(); });
+// Gradients of factors that each expert has; x and dy are rows.
+at::Tensor down_gradient(const ExpertLowRank& change, const at::Tensor& x, const at::Tensor& d_low,
+                         const SetRows& set) {
+  return at::_grouped_mm(d_low.t(), set.of(x), set.ends).narrow(1, 0, change.down.size(1));
+}
+at::Tensor up_gradient(const ExpertLowRank& change, const at::Tensor& low, const at::Tensor& dy,
+                       const SetRows& set) {
+  return at::_grouped_mm(set.of(dy).t(), low, set.ends).narrow(2, 0, change.up.size(2));
+}
+/// The gradient of an `up` that experts share; dy is by token.
+at::Tensor shared_up_gradient(const ExpertLowRank& change, const at::Tensor& low,
+                              const at::Tensor& dy, const SetRows& set) {
+  return at::mm(set.tokens_of(dy).t(), set.summed(low))
+      .narrow(1, 0, change.up.size(2))
+      .unsqueeze(0);
+}
+
+/// Whether a change of some set multiplies the rows that were sent to the matrix.
+bool reads_rows(const MoeExperts::Inputs& in, ExpertLowRank ExpertChanges::*of) {
+  return std::ranges::any_of(in.changes, [&](const ExpertChanges& change) {
+    return (change.*of).defined() && !(change.*of).shares_down();
+  });
 }
 
 /// Why a width that must be a multiple of `unit` is none.
@@ -210,10 +255,10 @@ MoeExperts::Forward forward(const MoeExperts::Inputs& in, bool keep) {
   const at::Tensor& offsets = order.ends;
   const at::Tensor rows = send(in.x, source, order.place, k);
   at::Tensor gate_up = Products::outputs(rows, in.gate_up, offsets);
-  const std::vector<SetRows> sets = rows_of_sets(in, order.place, offsets);
+  const std::vector<SetRows> sets = rows_of_sets(in, source, order.place, offsets);
   Tensors lows;
   for (std::size_t s = 0; s < in.changes.size(); ++s)
-    lows.push_back(add_change(in.changes[s].gate_up, rows, sets[s], gate_up));
+    lows.push_back(add_change(in.changes[s].gate_up, rows, in.x, sets[s], gate_up));
   const at::Tensor weights = in.weights.contiguous();
   const at::Tensor hidden = rows_like(rows, rows.size(0), gate_up.size(1) / 2);
   cuda::weighted_swiglu_forward(hidden.size(0), hidden.size(1), gate_up.const_data_ptr(),
@@ -221,9 +266,11 @@ MoeExperts::Forward forward(const MoeExperts::Inputs& in, bool keep) {
                                 hidden.mutable_data_ptr(), on.stream());
   at::Tensor out = Products::outputs(hidden, in.down, offsets);
   for (std::size_t s = 0; s < in.changes.size(); ++s)
-    lows.push_back(add_change(in.changes[s].down, hidden, sets[s], out));
+    lows.push_back(add_change(in.changes[s].down, hidden, {}, sets[s], out));
   MoeExperts::Forward result;
   result.y = sum(out, order.place, k);
+  for (std::size_t s = 0; s < in.changes.size(); ++s)
+    add_to_tokens(in.changes[s].down, lows[in.changes.size() + s], sets[s], result.y);
   if (!keep) return result;
   result.saved = {gate_up, source, order.place, offsets};
   result.saved.insert(result.saved.end(), lows.begin(), lows.end());
@@ -241,17 +288,17 @@ MoeExperts::Gradients backward(const MoeExperts::Inputs& in, const MoeExperts::F
                    &offsets = saved.saved[3];
   const std::size_t count = in.changes.size();
   const auto low_1 = saved.saved.begin() + 4, low_2 = low_1 + static_cast<std::ptrdiff_t>(count);
-  const std::vector<SetRows> sets = rows_of_sets(in, place, offsets);
+  const std::vector<SetRows> sets = rows_of_sets(in, source, place, offsets);
   const std::int64_t k = in.experts.size(1), n = source.size(0);
   const at::Tensor dy = send(grad_y, source, place, k);
   at::Tensor d_hidden = Products::input_gradients(dy, in.down, offsets);
   Tensors d_low_1, d_low_2;
   for (std::size_t s = 0; s < count; ++s)
-    d_low_2.push_back(add_change_backward(in.changes[s].down, dy, sets[s], d_hidden));
+    d_low_2.push_back(add_change_backward(in.changes[s].down, dy, grad_y, sets[s], d_hidden));
 
   const at::Tensor weights = in.weights.contiguous();
   const at::Tensor d_gate_up = rows_like(gate_up, n, gate_up.size(1));
-  const bool want_hidden = want_weight_gradients || has(in, &ExpertChanges::down);
+  const bool want_hidden = want_weight_gradients || reads_rows(in, &ExpertChanges::down);
   const at::Tensor hidden = want_hidden ? rows_like(gate_up, n, gate_up.size(1) / 2) : at::Tensor();
   MoeExperts::Gradients result;
   result.weights = n == weights.numel() ? at::empty(weights.sizes(), weights.options())
@@ -263,23 +310,30 @@ MoeExperts::Gradients backward(const MoeExperts::Inputs& in, const MoeExperts::F
                                  result.weights.mutable_data_ptr(), on.stream());
   if (want_weight_gradients) result.down = Products::weight_gradients(dy, hidden, offsets);
   for (std::size_t s = 0; s < count; ++s) {
-    const ExpertChanges& change = in.changes[s];
-    result.changes.push_back(
-        {{},
-         change_gradients(change.down, hidden, low_2[s], dy, d_low_2[s], sets[s]),
-         change.tokens});
+    const ExpertLowRank& change = in.changes[s].down;
+    result.changes.push_back({{}, {}, in.changes[s].tokens});
+    if (!change.defined()) continue;
+    result.changes[s].down = {down_gradient(change, hidden, d_low_2[s], sets[s]),
+                              change.shares_up()
+                                  ? shared_up_gradient(change, low_2[s], grad_y, sets[s])
+                                  : up_gradient(change, low_2[s], dy, sets[s])};
   }
 
   at::Tensor dx = Products::input_gradients(d_gate_up, in.gate_up, offsets);
   for (std::size_t s = 0; s < count; ++s)
-    d_low_1.push_back(add_change_backward(in.changes[s].gate_up, d_gate_up, sets[s], dx));
+    d_low_1.push_back(add_change_backward(in.changes[s].gate_up, d_gate_up, {}, sets[s], dx));
   result.x = sum_onto(grad_branch, dx, place, k);
-  if (!want_weight_gradients && !has(in, &ExpertChanges::gate_up)) return result;
-  const at::Tensor rows = send(in.x, source, place, k);
+  const bool want_rows = want_weight_gradients || reads_rows(in, &ExpertChanges::gate_up);
+  const at::Tensor rows = want_rows ? send(in.x, source, place, k) : at::Tensor();
   if (want_weight_gradients) result.gate_up = Products::weight_gradients(d_gate_up, rows, offsets);
-  for (std::size_t s = 0; s < count; ++s)
-    result.changes[s].gate_up =
-        change_gradients(in.changes[s].gate_up, rows, low_1[s], d_gate_up, d_low_1[s], sets[s]);
+  for (std::size_t s = 0; s < count; ++s) {
+    const ExpertLowRank& change = in.changes[s].gate_up;
+    if (!change.defined()) continue;
+    result.changes[s].gate_up = {
+        change.shares_down() ? add_to_token_gradients(change, in.x, d_low_1[s], sets[s], result.x)
+                             : down_gradient(change, rows, d_low_1[s], sets[s]),
+        up_gradient(change, low_1[s], d_gate_up, sets[s])};
+  }
   return result;
 }
 

@@ -4,10 +4,12 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cumsum.h>
+#include <ATen/ops/mm.h>
 #include <fmt/format.h>
 
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ops/moe/kernels.h"
@@ -59,11 +61,35 @@ std::int64_t assignments(const MoeExperts::Inputs& in) {
   return in.assignments.value_or(in.experts.numel());
 }
 
-/// Row and place of each assignment; those of no expert are the last and have no row.
-std::vector<at::Tensor> permuted(const MoeExperts::Inputs& in) {
+/// Row and place of each assignment of the tokens; those of no expert are the last and have no row.
+std::vector<at::Tensor> permuted(const MoeExperts::Inputs& in, const at::Tensor& tokens) {
   return npu::call(
       "npu_moe_token_permute",
-      {{"tokens", in.x}, {"indices", in.experts}, {"num_out_tokens", assignments(in)}});
+      {{"tokens", tokens}, {"indices", in.experts}, {"num_out_tokens", assignments(in)}});
+}
+
+/// The gradient of the tokens.
+at::Tensor permuted_backward(const MoeExperts::Inputs& in, const at::Tensor& tokens,
+                             const at::Tensor& d_rows, const at::Tensor& place) {
+  return npu::call("npu_moe_token_permute_grad", {{"tokens", tokens},
+                                                  {"grad_permuted_tokens", d_rows},
+                                                  {"indices", in.experts},
+                                                  {"sorted_indices", place}})[0];
+}
+
+/// The sum of each token's rows, weighted.
+at::Tensor unpermuted(const at::Tensor& rows, const at::Tensor& place, const at::Tensor& weights) {
+  return npu::call("npu_moe_token_unpermute",
+                   {{"permuted_tokens", rows}, {"sorted_indices", place}, {"probs", weights}})[0];
+}
+
+/// The gradients of rows and weights.
+std::vector<at::Tensor> unpermuted_backward(const at::Tensor& rows, const at::Tensor& grad,
+                                            const at::Tensor& place, const at::Tensor& weights) {
+  return npu::call("npu_moe_token_unpermute_grad", {{"permuted_tokens", rows},
+                                                    {"grad_unpermuted_tokens", grad.contiguous()},
+                                                    {"sorted_indices", place},
+                                                    {"probs", weights}});
 }
 
 /// The change of all rows.
@@ -71,40 +97,66 @@ ExpertChanges change_of(const MoeExperts::Inputs& in) {
   return in.changes.empty() ? ExpertChanges() : in.changes[0];
 }
 
-/// y += (x down_e^T) up_e^T; returns x down_e^T, undefined without a change.
-at::Tensor add_change(const ExpertLowRank& change, const at::Tensor& x, const at::Tensor& ends,
-                      at::Tensor& y) {
-  if (!change.defined()) return {};
-  at::Tensor low = product(x, transposed(change.down), ends);
-  y = y + product(low, transposed(change.up), ends);
-  return low;
+/// The matrix of a factor that experts share.
+at::Tensor matrix(const at::Tensor& factor) { return factor.select(0, 0); }
+
+/// y += low up_e^T, if there is a change, where experts do not share `up`.
+void add_change(const ExpertLowRank& change, const at::Tensor& low, const at::Tensor& ends,
+                at::Tensor& y) {
+  if (change.defined() && !change.shares_up()) y = y + product(low, transposed(change.up), ends);
 }
 
-/// Adds to dx; returns the gradients of the change.
-ExpertLowRank add_change_backward(const ExpertLowRank& change, const at::Tensor& x,
-                                  const at::Tensor& low, const at::Tensor& dy,
-                                  const at::Tensor& ends, at::Tensor& dx) {
+/// x down_e^T, undefined without a change. `in.x` is what the rows of gate_up come from.
+at::Tensor lows_of_gate_up(const MoeExperts::Inputs& in, const at::Tensor& rows,
+                           const at::Tensor& ends) {
+  const ExpertLowRank change = change_of(in).gate_up;
   if (!change.defined()) return {};
-  const at::Tensor d_low = product(dy, change.up, ends);
-  dx = dx + product(d_low, change.down, ends);
-  return {outer_product(d_low, x, ends), outer_product(dy, low, ends)};
+  if (!change.shares_down()) return product(rows, transposed(change.down), ends);
+  return permuted(in, at::mm(in.x, matrix(change.down).t()))[0];
+}
+
+/// y [T,H] += what the lows, weighted and added up by token, make of a shared `up`.
+void add_to_tokens(const MoeExperts::Inputs& in, const at::Tensor& low, const at::Tensor& place,
+                   at::Tensor& y) {
+  const ExpertLowRank change = change_of(in).down;
+  if (change.shares_up()) y = y + at::mm(unpermuted(low, place, in.weights), matrix(change.up).t());
+}
+
+/// The backward of both ways to multiply lows by `up` of down: adds to d_weights; returns the
+/// gradients of the lows and of `up`.
+std::pair<at::Tensor, at::Tensor> up_of_down_backward(const MoeExperts::Inputs& in,
+                                                      const MoeExperts::Forward& saved,
+                                                      const at::Tensor& d_out,
+                                                      const at::Tensor& grad_y,
+                                                      at::Tensor& d_weights) {
+  const ExpertLowRank change = change_of(in).down;
+  if (!change.defined()) return {};
+  const at::Tensor &place = saved.saved[2], &ends = saved.saved[3], &low = saved.saved[5];
+  if (!change.shares_up())
+    return {product(d_out, change.up, ends), outer_product(d_out, low, ends)};
+  const auto rows = unpermuted_backward(low, at::mm(grad_y, matrix(change.up)), place, in.weights);
+  d_weights = d_weights + rows[1];
+  return {rows[0], at::mm(grad_y.t(), unpermuted(low, place, in.weights)).unsqueeze(0)};
 }
 
 /// y and what the backward reads again.
 MoeExperts::Forward forward(const MoeExperts::Inputs& in, bool keep) {
   if (assignments(in) == 0) return moe_experts_reference::forward(in, keep);
-  const auto permutation = permuted(in);
+  const auto permutation = permuted(in, in.x);
   const at::Tensor &rows = permutation[0], &place = permutation[1];
   const at::Tensor ends = ends_of(in.experts, in.gate_up.size(0));
+  const ExpertChanges change = change_of(in);
   at::Tensor gate_up = product(rows, transposed(in.gate_up), ends);
-  const at::Tensor low_1 = add_change(change_of(in).gate_up, rows, ends, gate_up);
+  const at::Tensor low_1 = lows_of_gate_up(in, rows, ends);
+  add_change(change.gate_up, low_1, ends, gate_up);
   const at::Tensor hidden = activation(gate_up);
   at::Tensor out = product(hidden, transposed(in.down), ends);
-  const at::Tensor low_2 = add_change(change_of(in).down, hidden, ends, out);
+  const at::Tensor low_2 =
+      change.down.defined() ? product(hidden, transposed(change.down.down), ends) : at::Tensor();
+  add_change(change.down, low_2, ends, out);
   MoeExperts::Forward result;
-  result.y =
-      npu::call("npu_moe_token_unpermute",
-                {{"permuted_tokens", out}, {"sorted_indices", place}, {"probs", in.weights}})[0];
+  result.y = unpermuted(out, place, in.weights);
+  add_to_tokens(in, low_2, place, result.y);
   if (keep) result.saved = {gate_up, out, place, ends, low_1, low_2};
   return result;
 }
@@ -115,33 +167,44 @@ MoeExperts::Gradients backward(const MoeExperts::Inputs& in, const MoeExperts::F
   if (assignments(in) == 0)
     return moe_experts_reference::backward(in, saved, grad_y, want_weight_gradients, grad_branch);
   const at::Tensor &gate_up = saved.saved[0], &out = saved.saved[1], &place = saved.saved[2],
-                   &ends = saved.saved[3];
-  const auto d_unpermuted =
-      npu::call("npu_moe_token_unpermute_grad", {{"permuted_tokens", out},
-                                                 {"grad_unpermuted_tokens", grad_y.contiguous()},
-                                                 {"sorted_indices", place},
-                                                 {"probs", in.weights}});
+                   &ends = saved.saved[3], &low_1 = saved.saved[4];
+  const auto d_unpermuted = unpermuted_backward(out, grad_y, place, in.weights);
   const at::Tensor& d_out = d_unpermuted[0];
   MoeExperts::Gradients result;
   result.weights = d_unpermuted[1];
   const ExpertChanges change = change_of(in);
   ExpertChanges gradients;
   const bool want_hidden = want_weight_gradients || change.down.defined();
-  const bool want_rows = want_weight_gradients || change.gate_up.defined();
+  const bool want_rows =
+      want_weight_gradients || (change.gate_up.defined() && !change.gate_up.shares_down());
   const at::Tensor hidden = want_hidden ? activation(gate_up) : at::Tensor();
-  const at::Tensor rows = want_rows ? permuted(in)[0] : at::Tensor();
+  const at::Tensor rows = want_rows ? permuted(in, in.x)[0] : at::Tensor();
   at::Tensor d_hidden = product(d_out, in.down, ends);
-  gradients.down = add_change_backward(change.down, hidden, saved.saved[5], d_out, ends, d_hidden);
+  const auto [d_low_2, d_up] = up_of_down_backward(in, saved, d_out, grad_y, result.weights);
+  if (change.down.defined()) {
+    d_hidden = d_hidden + product(d_low_2, change.down.down, ends);
+    gradients.down = {outer_product(d_low_2, hidden, ends), d_up};
+  }
   const at::Tensor d_gate_up =
       npu::call("npu_swiglu_backward", {{"grad_output", d_hidden}, {"input", gate_up}})[0];
-  at::Tensor d_rows = product(d_gate_up, in.gate_up, ends);
-  gradients.gate_up =
-      add_change_backward(change.gate_up, rows, saved.saved[4], d_gate_up, ends, d_rows);
+  at::Tensor d_rows = product(d_gate_up, in.gate_up, ends), d_tokens;
+  if (change.gate_up.defined()) {
+    const ExpertLowRank& own = change.gate_up;
+    const at::Tensor d_low = product(d_gate_up, own.up, ends);
+    gradients.gate_up.up = outer_product(d_gate_up, low_1, ends);
+    if (own.shares_down()) {
+      const at::Tensor low = at::mm(in.x, matrix(own.down).t());
+      const at::Tensor d_low_tokens = permuted_backward(in, low, d_low, place);
+      gradients.gate_up.down = at::mm(d_low_tokens.t(), in.x).unsqueeze(0);
+      d_tokens = at::mm(d_low_tokens, matrix(own.down));
+    } else {
+      gradients.gate_up.down = outer_product(d_low, rows, ends);
+      d_rows = d_rows + product(d_low, own.down, ends);
+    }
+  }
   if (!in.changes.empty()) result.changes = {gradients};
-  result.x = npu::call("npu_moe_token_permute_grad", {{"tokens", in.x},
-                                                      {"grad_permuted_tokens", d_rows},
-                                                      {"indices", in.experts},
-                                                      {"sorted_indices", place}})[0];
+  result.x = permuted_backward(in, in.x, d_rows, place);
+  if (d_tokens.defined()) result.x = result.x + d_tokens;
   if (grad_branch.defined()) result.x = result.x + grad_branch;
   if (want_weight_gradients) {
     result.down = outer_product(d_out, hidden, ends);
