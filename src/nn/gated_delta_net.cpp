@@ -112,7 +112,7 @@ at::Tensor GatedDeltaNet::run(const Mixing& m, const ops::Sequences& sequences,
   const auto [q, k, v] = split(ops::causal_conv1d(*pass.kernels, conv).y);
   const auto [g, beta] = ops::gdn_gates(*pass.kernels, m.a, m.b, m.a_log, m.dt_bias);
   ops::GatedDeltaRule::Inputs rule{q, k, v, g, beta, {}, sequences, {}, {}};
-  if (pass.recompute_elementwise) {
+  if (pass.recompute_elementwise && !dims_.keeps_convolution) {
     for (at::Tensor* tensor : {&conv.x, &conv.weight, &conv.initial_state})
       *tensor = ops::detached(*tensor);
     rule.qkv_again = [split, conv, kernels = pass.kernels] {
