@@ -111,7 +111,7 @@ void norms(const Model& m, int64_t T) {
   const double n = static_cast<double>(T * m.hidden);
   const RmsNormShape shape{kType, kType, T, m.hidden};
   void *x = pool.half(T * m.hidden), *residual = pool.half(T * m.hidden), *w = pool.half(m.hidden),
-       *y = pool.half(T * m.hidden), *sum = pool.half(T * m.hidden);
+       *y = pool.half(T * m.hidden), *y_2 = pool.half(T * m.hidden), *sum = pool.half(T * m.hidden);
   float* rstd = pool.single(T);
   float* workspace = pool.single(rms_norm_backward_workspace(shape));
   report("rms_norm forward", 4 * n, [&] {
@@ -122,16 +122,28 @@ void norms(const Model& m, int64_t T) {
                      nullptr);
   });
   report("rms_norm backward", 6 * n, [&] {
-    rms_norm_backward(shape, in(x, m.hidden), w, rstd, in(y, m.hidden), {}, sum, w, nullptr,
+    rms_norm_backward(shape, in(x, m.hidden), w, rstd, {in(y, m.hidden), {}, {}}, sum, w, nullptr,
                       workspace, nullptr);
   });
   report("add_rms_norm backward", 8 * n, [&] {
-    rms_norm_backward(shape, in(x, m.hidden), w, rstd, in(y, m.hidden), in(residual, m.hidden), sum,
-                      w, nullptr, workspace, nullptr);
+    rms_norm_backward(shape, in(x, m.hidden), w, rstd,
+                      {in(y, m.hidden), {}, in(residual, m.hidden)}, sum, w, nullptr, workspace,
+                      nullptr);
   });
-  report("the same with y again", 10 * n, [&] {
-    rms_norm_backward(shape, in(x, m.hidden), w, rstd, in(y, m.hidden), in(residual, m.hidden), sum,
-                      w, residual, workspace, nullptr);
+  report("the same, weight frozen", 8 * n, [&] {
+    rms_norm_backward(shape, in(x, m.hidden), w, rstd,
+                      {in(y, m.hidden), {}, in(residual, m.hidden)}, sum, nullptr, nullptr, nullptr,
+                      nullptr);
+  });
+  report("the same of two readers", 10 * n, [&] {
+    rms_norm_backward(shape, in(x, m.hidden), w, rstd,
+                      {in(y, m.hidden), in(y_2, m.hidden), in(residual, m.hidden)}, sum, nullptr,
+                      nullptr, nullptr, nullptr);
+  });
+  report("add_rms_norm backward with y again", 10 * n, [&] {
+    rms_norm_backward(shape, in(x, m.hidden), w, rstd,
+                      {in(y, m.hidden), {}, in(residual, m.hidden)}, sum, w, residual, workspace,
+                      nullptr);
   });
 }
 
@@ -141,7 +153,8 @@ void gated_delta_net(const Model& m, int64_t T) {
   const double n = static_cast<double>(T * H * D);
   const GatedRmsNormShape shape{kType, kType, T, H, D};
   void *x = pool.half(T * H * D), *z = pool.half(T * H * D), *w = pool.half(D),
-       *y = pool.half(T * H * D), *dx = pool.half(T * H * D), *dz = pool.half(T * H * D);
+       *y = pool.half(T * H * D), *dx = pool.half(T * H * D), *dz = pool.half(T * H * D),
+       *again = pool.half(T * H * D);
   float *rstd = pool.single(T * H),
         *workspace = pool.single(gated_rms_norm_backward_workspace(shape));
   report("gated_rms_norm forward", 6 * n, [&] {
@@ -149,7 +162,11 @@ void gated_delta_net(const Model& m, int64_t T) {
   });
   report("gated_rms_norm backward", 10 * n, [&] {
     gated_rms_norm_backward(shape, in(x, H * D, D), in(z, H * D, D), w, rstd, in(y, H * D, D), dx,
-                            dz, w, workspace, nullptr);
+                            dz, w, nullptr, workspace, nullptr);
+  });
+  report("the same with y again, weight frozen", 12 * n, [&] {
+    gated_rms_norm_backward(shape, in(x, H * D, D), in(z, H * D, D), w, rstd, in(y, H * D, D), dx,
+                            dz, nullptr, again, nullptr, nullptr);
   });
 }
 
@@ -187,6 +204,10 @@ void convolution(const Model& m, int64_t T) {
          [&] { causal_conv1d_forward(shape, inputs, y, nullptr, nullptr); });
   report("causal_conv1d + silu backward", 6 * n, [&] {
     causal_conv1d_backward(shape, inputs, in(y, C), nullptr, dx, w, nullptr, workspace, nullptr);
+  });
+  report("the same, taps frozen", 6 * n, [&] {
+    causal_conv1d_backward(shape, inputs, in(y, C), nullptr, dx, nullptr, nullptr, nullptr,
+                           nullptr);
   });
 }
 

@@ -34,7 +34,7 @@ DecoderLayer::DecoderLayer(const LayerShape& shape, const NormShape& norms,
 nn::BlockOutput DecoderLayer::forward(std::size_t stage, const at::Tensor& hidden,
                                       const nn::Pass& pass) {
   if (stage == 1) return mlp(hidden, pass);
-  const auto [x, residual] = normalized(hidden, input_layernorm_, false, pass);
+  const auto [x, residual, x_2] = normalized(hidden, input_layernorm_, false, pass);
   nn::LayerCache* const cache =
       pass.cached ? &pass.cached->cache->at(static_cast<std::size_t>(index_)) : nullptr;
   nn::BlockOutput output;
@@ -46,33 +46,32 @@ nn::BlockOutput DecoderLayer::forward(std::size_t stage, const at::Tensor& hidde
   return output;
 }
 
-std::pair<nn::LinearInput, at::Tensor> DecoderLayer::normalized(const at::Tensor& hidden,
-                                                                const nn::Parameter& weight,
-                                                                bool is_kept,
-                                                                const nn::Pass& pass) const {
+DecoderLayer::Normalized DecoderLayer::normalized(const at::Tensor& hidden,
+                                                  const nn::Parameter& weight, bool is_kept,
+                                                  const nn::Pass& pass) const {
   if (pass.cached && pass.tensor_group == nullptr && !is_kept && !at::GradMode::is_enabled()) {
     nn::LinearInput x(hidden);
     x.norm = {{weight.data(), norms_.offset}, norms_.eps};
-    return {std::move(x), hidden};
+    return {std::move(x), hidden, {}};
   }
-  at::Tensor residual;
+  ops::NormBranches branches;
   const auto norm = [&](const ops::OutputAgain& again) {
-    auto [x, stream] = ops::rms_norm_branch(*pass.kernels, hidden, {weight.value(), norms_.offset},
-                                            norms_.eps, again);
-    residual = stream;
-    return x;
+    branches = ops::rms_norm_branches(*pass.kernels, hidden, {weight.value(), norms_.offset},
+                                      norms_.eps, again);
+    return branches.y;
   };
   // The ranks along tp keep what they gathered.
   is_kept |= !pass.recompute_elementwise || pass.tensor_group != nullptr;
   nn::LinearInput x = is_kept ? norm({}) : nn::LinearInput::made_again(norm);
-  return {std::move(x), residual};
+  return {std::move(x), branches.stream, branches.y_2};
 }
 
 nn::BlockOutput DecoderLayer::mlp(const at::Tensor& hidden, const nn::Pass& pass) {
-  const auto [x, residual] = normalized(hidden, post_attention_layernorm_, moe_.has_value(), pass);
+  const auto [x, residual, x_2] =
+      normalized(hidden, post_attention_layernorm_, moe_.has_value(), pass);
   nn::BlockOutput output;
   if (moe_) {
-    output = moe_->forward(x.value, pass, want_auxiliary_loss_, residual, pass.output_unused);
+    output = moe_->forward(x.value, x_2, pass, want_auxiliary_loss_, residual, pass.output_unused);
   } else {
     output.hidden = dense_->forward(x, pass, residual, pass.output_unused);
   }

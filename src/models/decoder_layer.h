@@ -39,11 +39,14 @@ class DecoderLayer : public nn::Block {
 
  private:
   nn::BlockOutput mlp(const at::Tensor& hidden, const nn::Pass& pass);
-  /// The normalised hidden states as the projections read them, and the residual stream. `is_kept`:
-  /// what reads them keeps them in any case, as experts do.
-  std::pair<nn::LinearInput, at::Tensor> normalized(const at::Tensor& hidden,
-                                                    const nn::Parameter& weight, bool is_kept,
-                                                    const nn::Pass& pass) const;
+  struct Normalized {
+    nn::LinearInput x;    ///< The normalised hidden states as the projections read them.
+    at::Tensor residual;  ///< The residual stream.
+    at::Tensor x_2;       ///< x for a second reader; undefined where x is still to be made.
+  };
+  /// `is_kept`: what reads x keeps it in any case, as experts do.
+  Normalized normalized(const at::Tensor& hidden, const nn::Parameter& weight, bool is_kept,
+                        const nn::Pass& pass) const;
 
   std::int64_t index_;
   NormShape norms_;

@@ -49,17 +49,18 @@ Attention::Projected Attention::project(const LinearInput& x, const Pass& pass) 
   projected.v = outputs[2].view({T, dims_.num_key_value_heads, D});
   at::Tensor q_THD = outputs[0].view({T, dims_.num_attention_heads, -1});
   if (dims_.has_output_gate) {
-    // One split: its gradient is one concatenation.
-    const std::vector<at::Tensor> q_and_gate = q_THD.split(D, 2);
-    q_THD = q_and_gate[0];
-    projected.gate = q_and_gate[1];
+    const ops::Halves halves = ops::split_halves(q_THD);
+    q_THD = halves.first;
+    projected.gate = halves.second;
+    projected.halves = halves.gradients;
   }
-  const auto norm_rope = [&](const at::Tensor& x, const Parameter& weight) {
+  const auto norm_rope = [&](const at::Tensor& x, const Parameter& weight,
+                             const std::shared_ptr<ops::GradientHalves>& halves) {
     return ops::qk_norm_rope(*pass.kernels, x, {weight.value(), dims_.norm_offset}, pass.cos,
-                             pass.sin, dims_.rms_norm_eps);
+                             pass.sin, dims_.rms_norm_eps, halves);
   };
-  projected.q = norm_rope(q_THD, q_norm_);
-  projected.k = norm_rope(k_THD, k_norm_);
+  projected.q = norm_rope(q_THD, q_norm_, projected.halves);
+  projected.k = norm_rope(k_THD, k_norm_, nullptr);
   return projected;
 }
 
@@ -67,7 +68,7 @@ at::Tensor Attention::finish(const at::Tensor& o, const Projected& projected, co
                              const at::Tensor& residual) {
   const std::vector<std::int64_t> flat = {o.size(0), dims_.num_attention_heads * dims_.head_dim};
   const auto gated = [&](const ops::OutputAgain& again) {
-    return ops::output_gate(*pass.kernels, o, projected.gate, again).view(flat);
+    return ops::output_gate(*pass.kernels, o, projected.gate, again, projected.halves).view(flat);
   };
   const auto gated_again = [&](const ops::OutputAgain& again) {
     return gated([again, flat](const at::Tensor& y) { again(y.view(flat)); });
@@ -80,7 +81,7 @@ at::Tensor Attention::finish(const at::Tensor& o, const Projected& projected, co
 }
 
 at::Tensor Attention::attend(const Projected& projected, const Pass& pass) const {
-  const auto& [q, k, v, gate] = projected;
+  const auto& [q, k, v, gate, halves] = projected;
   if (!pass.context) {
     return ops::attention(*pass.kernels, {q, k, v, pass.sequences, pass.sequences, 0});
   }
@@ -106,7 +107,7 @@ at::Tensor Attention::attend_by_ulysses(const Projected& projected, const Pass& 
 
 at::Tensor Attention::attend_cached(const Projected& projected, const Pass& pass,
                                     LayerCache& cache) const {
-  const auto& [q, k, v, gate] = projected;
+  const auto& [q, k, v, gate, halves] = projected;
   const ops::Sequences& sequences = pass.sequences;
   const ops::CacheRows& rows = pass.cached->rows;
   const std::int64_t count = sequences.count();

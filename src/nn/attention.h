@@ -3,6 +3,7 @@
 #include "nn/block.h"
 #include "nn/cache.h"
 #include "nn/linear.h"
+#include "ops/gradient_halves.h"
 
 namespace heddle::nn {
 
@@ -37,7 +38,8 @@ class Attention {
 
  private:
   struct Projected {
-    at::Tensor q, k, v, gate;  ///< gate: undefined without an output gate.
+    at::Tensor q, k, v, gate;                     ///< gate: undefined without an output gate.
+    std::shared_ptr<ops::GradientHalves> halves;  ///< Of q before its norm and of the gate.
   };
   Projected project(const LinearInput& x, const Pass& pass);
   /// o [T,Hq,D].

@@ -5,6 +5,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -47,14 +48,19 @@ Tensors split(const at::Tensor& stacked, std::int64_t dim,
   return parts;
 }
 
-/// Multiplies the rows of each change [sum of ranks, ...] by its scale.
-void scale(const at::Tensor& stacked, const std::vector<ChangedLinear>& layers) {
+/// The one scale of all changes, if they have one.
+std::optional<double> common_scale(const std::vector<ChangedLinear>& layers) {
   std::set<double> scales;
   for (const ChangedLinear& layer : layers) {
     if (layer.change != nullptr) scales.insert(layer.change->scaling());
   }
-  if (scales.size() == 1) {
-    at::Tensor(stacked).mul_(*scales.begin());
+  return scales.size() == 1 ? std::optional(*scales.begin()) : std::nullopt;
+}
+
+/// Multiplies the rows of each change [sum of ranks, ...] by its scale.
+void scale(const at::Tensor& stacked, const std::vector<ChangedLinear>& layers) {
+  if (const auto common = common_scale(layers)) {
+    at::Tensor(stacked).mul_(*common);
     return;
   }
   const Tensors parts = split(stacked, 0, layers);
@@ -70,6 +76,7 @@ at::Tensor scaled_a(const std::vector<ChangedLinear>& layers) {
   for (const ChangedLinear& layer : layers) {
     if (layer.change != nullptr) rows.push_back(layer.change->a().data());
   }
+  if (rows.size() == 1) return rows[0] * *common_scale(layers);
   at::Tensor stacked = at::cat(rows);
   scale(stacked, layers);
   return stacked;
@@ -149,6 +156,8 @@ Tensors lows_of_few(const ops::Linear::Functions& products, const at::Tensor& x,
 /// d_low^T x, scaled: the gradients of the changes' A one below the other.
 at::Tensor gradient_of_a(const ops::Linear::Functions& products, const Segment& segment,
                          const at::Tensor& d_low, const at::Tensor& x) {
+  const auto common = common_scale(segment.layers);
+  if (common && !drops(segment.layers)) return ops::wide_product(d_low, x, *common);
   const at::Tensor d_a = drops(segment.layers)
                              ? products.dropped_gradient(x, d_low, dropped(segment))
                              : ops::wide_product(d_low, x);

@@ -71,16 +71,16 @@ GatedDeltaNet::Projected GatedDeltaNet::project(const LinearInput& x, const Pass
 at::Tensor GatedDeltaNet::finish(const at::Tensor& o, const Projected& projected, const Pass& pass,
                                  const at::Tensor& residual) {
   const std::vector<std::int64_t> flat = {o.size(0), dims_.value_dim()};
-  const auto norm = [kernels = pass.kernels, flat, eps = dims_.rms_norm_eps](
-                        const at::Tensor& x, const at::Tensor& z, const at::Tensor& weight) {
-    return ops::gated_rms_norm(*kernels, x, z, weight, eps).view(flat);
+  const auto norm = [&](const ops::OutputAgain& again) {
+    return ops::gated_rms_norm(*pass.kernels, o, projected.z, norm_.value(), dims_.rms_norm_eps,
+                               again)
+        .view(flat);
   };
-  const at::Tensor y = norm(o, projected.z, norm_.value());
-  LinearInput input(y);
-  if (pass.recompute_elementwise) {
-    input.again = [norm, o = ops::detached(o), z = ops::detached(projected.z),
-                   weight = norm_.data()] { return norm(o, z, weight); };
-  }
+  const auto norm_again = [&](const ops::OutputAgain& again) {
+    return norm([again, flat](const at::Tensor& y) { again(y.view(flat)); });
+  };
+  LinearInput input =
+      pass.recompute_elementwise ? LinearInput::made_again(norm_again) : LinearInput(norm({}));
   input.residual = residual;
   return out_proj_.forward(pass, input);
 }
@@ -112,7 +112,7 @@ at::Tensor GatedDeltaNet::run(const Mixing& m, const ops::Sequences& sequences,
   const auto [q, k, v] = split(ops::causal_conv1d(*pass.kernels, conv).y);
   const auto [g, beta] = ops::gdn_gates(*pass.kernels, m.a, m.b, m.a_log, m.dt_bias);
   ops::GatedDeltaRule::Inputs rule{q, k, v, g, beta, {}, sequences, {}, {}};
-  if (pass.recompute_elementwise) {
+  if (pass.recompute_elementwise && !dims_.keeps_convolution) {
     for (at::Tensor* tensor : {&conv.x, &conv.weight, &conv.initial_state})
       *tensor = ops::detached(*tensor);
     rule.qkv_again = [split, conv, kernels = pass.kernels] {

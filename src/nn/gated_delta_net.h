@@ -15,6 +15,9 @@ struct GatedDeltaNetDims {
   /// Qwen3-Next: in_proj_qkvz and in_proj_ba, interleaved per key head, instead of
   /// in_proj_{qkv,z,b,a}.
   bool interleaved_projections;
+  /// The convolution's output is kept where other elementwise results are made again. It costs more
+  /// time than they do, and beside the weights of experts it is little memory.
+  bool keeps_convolution = false;
 
   std::int64_t key_dim() const { return num_key_heads * key_head_dim; }
   std::int64_t value_dim() const { return num_value_heads * value_head_dim; }

@@ -2,6 +2,7 @@
 
 #include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/sum.h>
 
@@ -97,24 +98,28 @@ Moe::Moe(const std::string& prefix, const MoeDims& dims)
   shared_expert_gate_->weight().set_partial_gradient();
 }
 
-BlockOutput Moe::forward(const at::Tensor& x, const Pass& pass, bool want_auxiliary_loss,
-                         const at::Tensor& residual, bool value_unused) {
-  const ops::MoeRouting routing =
-      ops::moe_route(*pass.kernels, gate_.forward(pass, x), dims_.num_experts_per_tok,
-                     dims_.normalize_top_k, pass.experts);
+BlockOutput Moe::forward(const at::Tensor& x, const at::Tensor& x_of_gates, const Pass& pass,
+                         bool want_auxiliary_loss, const at::Tensor& residual, bool value_unused) {
+  at::Tensor logits, shared, shared_gate;
+  if (shared_expert_ && pass.expert_group == nullptr && at::GradMode::is_enabled()) {
+    // One product has the gradients of x from both.
+    const std::vector<at::Tensor> both =
+        forward_all(pass, x_of_gates, {&gate_, &*shared_expert_gate_});
+    logits = both[0];
+    shared_gate = both[1];
+  } else {
+    logits = gate_.forward(pass, x_of_gates);
+  }
+  const ops::MoeRouting routing = ops::moe_route(*pass.kernels, logits, dims_.num_experts_per_tok,
+                                                 dims_.normalize_top_k, pass.experts);
   if (pass.experts.defined() && pass.agreement != nullptr) {
     const at::Tensor agreed = ops::is_likeliest(routing.probabilities, routing.experts);
     pass.agreement->agreed.add_(at::sum(agreed.sum(1) * pass.agreement->counted));
   }
-  // The gradients of x add up in the reverse of the order in which layers read it.
-  at::Tensor shared, shared_gate;
-  const auto gate = [&] {
-    if (shared_expert_) shared_gate = shared_expert_gate_->forward(pass, x);
-  };
-  if (pass.expert_group == nullptr) gate();
   const at::Tensor chosen = routed(x, routing, pass, [&](const at::Tensor& same) {
-    if (pass.expert_group != nullptr) gate();
-    if (shared_expert_) shared = shared_expert_->forward(same, pass);
+    if (!shared_expert_) return;
+    if (!shared_gate.defined()) shared_gate = shared_expert_gate_->forward(pass, x_of_gates);
+    shared = shared_expert_->forward(same, pass);
   });
   BlockOutput output;
   if (!shared.defined()) {

@@ -40,11 +40,12 @@ struct MoeDims {
 class Moe {
  public:
   Moe(const std::string& prefix, const MoeDims& dims);
-  /// x [T/tp,H], as the result, which is added to `residual`. The auxiliary loss is defined while
-  /// training if `want_auxiliary_loss`. The experts that were chosen, or replayed, are always
-  /// handed out. `value_unused`: the hidden states have their gradient, but no value.
-  BlockOutput forward(const at::Tensor& x, const Pass& pass, bool want_auxiliary_loss,
-                      const at::Tensor& residual, bool value_unused);
+  /// x [T/tp,H], as the result, which is added to `residual`. Router and shared gate read
+  /// `x_of_gates`, x whose gradient is apart from that of what the experts read. The auxiliary loss
+  /// is defined while training if `want_auxiliary_loss`. The experts that were chosen, or replayed,
+  /// are always handed out. `value_unused`: the hidden states have their gradient, but no value.
+  BlockOutput forward(const at::Tensor& x, const at::Tensor& x_of_gates, const Pass& pass,
+                      bool want_auxiliary_loss, const at::Tensor& residual, bool value_unused);
   void visit_parameters(const std::function<void(Parameter&)>& visit);
   void visit_linears(const std::function<void(Linear&)>& visit);
   void visit_expert_weights(const std::function<void(ExpertWeights&)>& visit);

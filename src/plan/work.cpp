@@ -35,7 +35,7 @@ void add_gated_delta_net(LayerWork& work, const nn::GatedDeltaNetDims& dims) {
   // Convolution: x in, y out; backward x and dy in, dx out. Gated norm: as an output gate.
   work.forward += 2 * conv + 3 * v;
   work.backward += 3 * conv + 5 * v;
-  work.again += 2 * conv + 3 * v;
+  work.again += (dims.keeps_convolution ? 0 : 2 * conv) + v;
 }
 
 void add_mlp(LayerWork& work, const LayerShape& layer) {
@@ -81,8 +81,7 @@ LayerWork layer_work(const LayerShape& layer) {
   // in, one out.
   work.forward = 8 * H;
   work.backward = 8 * H;
-  // The backward of a norm, SwiGLU or output gate writes its intermediates; convolution and
-  // gated norm run again.
+  // The backward of a norm, SwiGLU or gate writes its intermediates; the convolution runs again.
   work.again = 2 * H;
   if (layer.attention) add_attention(work, *layer.attention);
   if (layer.gated_delta_net) add_gated_delta_net(work, *layer.gated_delta_net);

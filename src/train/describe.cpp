@@ -35,9 +35,11 @@ double kept_by_mixer(const models::LayerShape& layer, bool all) {
                gate = dims->has_output_gate ? q : 0;
     return q + gate + 2 * kv + 2 * q + kv + (all ? gate : 0);
   }
-  const auto k = static_cast<double>(layer.gated_delta_net->key_dim()),
-             v = static_cast<double>(layer.gated_delta_net->value_dim());
-  return (2 * k + v) + v + 2.5 * v + (all ? 2 * k + v + v : 0);
+  const nn::GatedDeltaNetDims& dims = *layer.gated_delta_net;
+  const auto v = static_cast<double>(dims.value_dim()),
+             qkv = static_cast<double>(dims.conv_channels());
+  const double again = (all || dims.keeps_convolution ? qkv : 0) + (all ? v : 0);
+  return qkv + v + 2.5 * v + again;
 }
 
 }  // namespace

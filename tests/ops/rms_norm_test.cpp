@@ -108,6 +108,24 @@ TEST(RmsNorm, BranchAddsTheGradientOfTheStream) {
   }
 }
 
+// Two readers of the output, whose gradients are added within.
+TEST(RmsNorm, BranchesAddTheGradientsOfTwoReaders) {
+  for (const char* name : {"reference", kOwn}) {
+    const KernelTable kernels = table(name, at::kDouble);
+    const Tensors inputs = {randn({5, 7}, at::kDouble, 1), randn({7}, at::kDouble, 3)};
+    const auto all = [&](const Tensors& in) {
+      const NormBranches branches = rms_norm_branches(kernels, in[0], in[1], 1e-6);
+      return Tensors{branches.y, branches.y_2 * 3, branches.stream};
+    };
+    EXPECT_TRUE(identical(all(inputs)[1], all(inputs)[0] * 3));
+    EXPECT_TRUE(gradients_match(all, inputs)) << name;
+    const auto second = [&](const Tensors& in) {
+      return Tensors{rms_norm_branches(kernels, in[0], in[1], 1e-6).y_2};
+    };
+    EXPECT_TRUE(gradients_match(second, inputs)) << name;
+  }
+}
+
 TEST(RmsNorm, MakesItsOutputAgainInTheBackward) {
   for (const c10::ScalarType dtype : kernel_dtypes()) {
     for (const char* name : {"reference", kOwn}) {

@@ -76,6 +76,7 @@ nn::GatedDeltaNetDims delta_net_dims(ConfigReader& text, const Config& config, V
   dims.num_value_heads = text.positive("linear_num_value_heads", 32);
   dims.rms_norm_eps = config.rms_norm_eps;
   dims.interleaved_projections = of.next;
+  dims.keeps_convolution = of.moe;
   require_divides(text.source(), "linear_num_key_heads", dims.num_key_heads,
                   "linear_num_value_heads", dims.num_value_heads);
   return dims;

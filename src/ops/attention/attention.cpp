@@ -1,5 +1,7 @@
 #include "ops/attention/attention.h"
 
+#include <ATen/ops/empty_like.h>
+
 #include <cmath>
 #include <memory>
 
@@ -62,11 +64,24 @@ at::Tensor attention(const KernelTable& kernels, const Attention::Inputs& inputs
 }
 
 at::Tensor output_gate(const KernelTable& kernels, const at::Tensor& x, const at::Tensor& gate,
-                       OutputAgain again) {
+                       OutputAgain again, const std::shared_ptr<GradientHalves>& halves) {
   TORCH_CHECK(x.sizes() == gate.sizes() && x.scalar_type() == gate.scalar_type(), "output_gate: x ",
               x.sizes(), " ", x.scalar_type(), " and gate ", gate.sizes(), " ", gate.scalar_type(),
               " must be equal [T,n,D]");
-  return gated_product("output_gate", kernels.get<OutputGate>(), x, gate, std::move(again));
+  const OutputGate::Functions& functions = kernels.get<OutputGate>();
+  if (!halves || functions.backward_into == nullptr)
+    return gated_product("output_gate", functions, x, gate, std::move(again));
+  const at::Tensor y = run_without_gradient([&] { return functions.forward(x, gate); });
+  return with_gradient("output_gate", {x, gate}, {y},
+                       [backward = functions.backward_into, x = detached(x), gate = detached(gate),
+                        halves, again = std::move(again)](const Tensors& grads) -> Tensors {
+                         if (!grads[0].defined()) return {{}, {}};
+                         const at::Tensor d_gate = halves->half(1, gate),
+                                          y = again ? at::empty_like(x) : at::Tensor(),
+                                          dx = backward(x, gate, grads[0], d_gate, y);
+                         if (again) again(y);
+                         return {dx, d_gate};
+                       })[0];
 }
 
 void register_attention(Registry& registry) {

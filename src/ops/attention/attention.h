@@ -3,6 +3,7 @@
 #include <tuple>
 #include <utility>
 
+#include "ops/gradient_halves.h"
 #include "ops/output_again.h"
 #include "ops/registry.h"
 #include "ops/sequences.h"
@@ -51,12 +52,18 @@ struct OutputGate {
     /// Gradients and y again, in one pass; null: in two.
     std::tuple<at::Tensor, at::Tensor, at::Tensor> (*backward_again)(
         const at::Tensor& x, const at::Tensor& gate, const at::Tensor& grad_y) = nullptr;
+    /// The gradient of the gate into the given memory, that of x besides; y, unless undefined,
+    /// takes the output again. Null: it takes no memory.
+    at::Tensor (*backward_into)(const at::Tensor& x, const at::Tensor& gate,
+                                const at::Tensor& grad_y, const at::Tensor& grad_gate,
+                                const at::Tensor& y) = nullptr;
   };
 };
 
 /// y = x * sigmoid(gate). x [T,n,D] contiguous; gate [T,n,D] with unit stride over D (a view into
-/// the q projection). Differentiable.
+/// the q projection). Differentiable. `halves`, unless null: those of which the gate is the second.
 at::Tensor output_gate(const KernelTable& kernels, const at::Tensor& x, const at::Tensor& gate,
-                       OutputAgain again = {});
+                       OutputAgain again = {},
+                       const std::shared_ptr<GradientHalves>& halves = nullptr);
 
 }  // namespace heddle::ops

@@ -32,7 +32,7 @@ CausalConv1dResult causal_conv1d(const KernelTable& kernels, const CausalConv1d:
   }
   const CausalConv1d::Functions functions = kernels.get<CausalConv1d>();
   CausalConv1d::Inputs saved{detached(in.x), detached(in.weight), detached(in.initial_state),
-                             in.sequences, in.want_final_state};
+                             in.sequences,   in.want_final_state, in.weight.requires_grad()};
   auto [y, final_state] = run_without_gradient([&] { return functions.forward(saved); });
   const Tensors inputs{in.x, in.weight, in.initial_state};
   if (!needs_gradient(inputs)) return {y, final_state};

@@ -17,6 +17,8 @@ struct CausalConv1d {
                                ///< undefined: zero.
     Sequences sequences;
     bool want_final_state = false;
+    /// If not, the backward may leave the weight's gradient undefined.
+    bool wants_weight_gradient = true;
   };
   struct Gradients {
     at::Tensor x, weight, initial_state;

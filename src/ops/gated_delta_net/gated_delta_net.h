@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "ops/output_again.h"
 #include "ops/registry.h"
 #include "ops/sequences.h"
 
@@ -83,11 +84,12 @@ struct GdnGates {
     std::pair<at::Tensor, at::Tensor> (*forward)(const at::Tensor& a, const at::Tensor& b,
                                                  const at::Tensor& a_log,
                                                  const at::Tensor& dt_bias);
-    /// Gradients of a, b, a_log, dt_bias.
+    /// Gradients of a, b, a_log, dt_bias; the last two may be undefined if they are not wanted.
     std::vector<at::Tensor> (*backward)(const at::Tensor& a, const at::Tensor& b,
                                         const at::Tensor& a_log, const at::Tensor& dt_bias,
                                         const at::Tensor& g, const at::Tensor& beta,
-                                        const at::Tensor& grad_g, const at::Tensor& grad_beta);
+                                        const at::Tensor& grad_g, const at::Tensor& grad_beta,
+                                        bool wants_parameters);
   };
 };
 
@@ -103,14 +105,22 @@ struct GatedRmsNorm {
   struct Dims {
     std::int64_t dim = 0;  ///< Elements of a row: a value head.
   };
+  struct Backward {
+    at::Tensor x, z, weight, rstd, grad_y;
+    bool wants_weight = true, wants_y = false;
+  };
+  struct Gradients {
+    at::Tensor x, z;
+    at::Tensor weight;  ///< May be undefined if it is not wanted.
+    at::Tensor y;       ///< The output again; undefined if it is not wanted.
+  };
   struct Functions {
     /// Returns y and what the backward needs (rstd).
     std::pair<at::Tensor, at::Tensor> (*forward)(const at::Tensor& x, const at::Tensor& z,
                                                  const at::Tensor& weight, double eps);
-    /// Gradients of x, z, weight.
-    std::vector<at::Tensor> (*backward)(const at::Tensor& x, const at::Tensor& z,
-                                        const at::Tensor& weight, const at::Tensor& rstd,
-                                        const at::Tensor& grad_y);
+    Gradients (*backward)(const Backward& in);
+    /// Whether the backward gives y again where that is wanted.
+    bool gives_output_again = false;
   };
 };
 
@@ -118,6 +128,6 @@ struct GatedRmsNorm {
 /// weight [V], not zero-centred. Statistics and gate in fp32 or wider. Differentiable. Source:
 /// Qwen3_5RMSNormGated.
 at::Tensor gated_rms_norm(const KernelTable& kernels, const at::Tensor& x, const at::Tensor& z,
-                          const at::Tensor& weight, double eps);
+                          const at::Tensor& weight, double eps, OutputAgain again = {});
 
 }  // namespace heddle::ops

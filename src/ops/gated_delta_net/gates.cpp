@@ -1,3 +1,5 @@
+#include <utility>
+
 #include "ops/autograd.h"
 #include "ops/builtin.h"
 #include "ops/compute_type.h"
@@ -20,15 +22,17 @@ std::pair<at::Tensor, at::Tensor> gdn_gates(const KernelTable& kernels, const at
   const Tensors out =
       with_gradient("gdn_gates", {a, b, a_log, dt_bias}, {g, beta},
                     [functions, a = detached(a), b = detached(b), a_log = detached(a_log),
-                     dt_bias = detached(dt_bias), g = detached(g),
-                     beta = detached(beta)](const Tensors& grads) -> Tensors {
-                      return functions.backward(a, b, a_log, dt_bias, g, beta, grads[0], grads[1]);
+                     dt_bias = detached(dt_bias), g = detached(g), beta = detached(beta),
+                     wants_parameters = a_log.requires_grad() ||
+                                        dt_bias.requires_grad()](const Tensors& grads) -> Tensors {
+                      return functions.backward(a, b, a_log, dt_bias, g, beta, grads[0], grads[1],
+                                                wants_parameters);
                     });
   return {out[0], out[1]};
 }
 
 at::Tensor gated_rms_norm(const KernelTable& kernels, const at::Tensor& x, const at::Tensor& z,
-                          const at::Tensor& weight, double eps) {
+                          const at::Tensor& weight, double eps, OutputAgain again) {
   TORCH_CHECK(x.dim() == 3 && x.sizes() == z.sizes() && x.scalar_type() == z.scalar_type(),
               "gated_rms_norm: x ", x.sizes(), " ", x.scalar_type(), " and z ", z.sizes(), " ",
               z.scalar_type(), " must be [T,Hv,V] of one dtype");
@@ -37,12 +41,20 @@ at::Tensor gated_rms_norm(const KernelTable& kernels, const at::Tensor& x, const
   const GatedRmsNorm::Functions functions = kernels.get<GatedRmsNorm>();
   auto [y, rstd] = run_without_gradient([&] { return functions.forward(x, z, weight, eps); });
   if (!needs_gradient({x, z, weight})) return y;
-  return with_gradient("gated_rms_norm", {x, z, weight}, {y},
-                       [functions, x = detached(x), z = detached(z), weight = detached(weight),
-                        rstd = rstd](const Tensors& grads) -> Tensors {
-                         if (!grads[0].defined()) return Tensors(3);
-                         return functions.backward(x, z, weight, rstd, grads[0]);
-                       })[0];
+  GatedRmsNorm::Backward saved{detached(x), detached(z), detached(weight), rstd, {}};
+  saved.wants_weight = weight.requires_grad();
+  saved.wants_y = again != nullptr && functions.gives_output_again;
+  return with_gradient(
+      "gated_rms_norm", {x, z, weight}, {y},
+      [functions, saved = std::move(saved), eps,
+       again = std::move(again)](const Tensors& grads) -> Tensors {
+        if (!grads[0].defined()) return Tensors(3);
+        GatedRmsNorm::Backward in = saved;
+        in.grad_y = grads[0];
+        const GatedRmsNorm::Gradients g = functions.backward(in);
+        if (again) again(g.y.defined() ? g.y : functions.forward(in.x, in.z, in.weight, eps).first);
+        return {g.x, g.z, g.weight};
+      })[0];
 }
 
 }  // namespace heddle::ops

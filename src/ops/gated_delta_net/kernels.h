@@ -43,14 +43,13 @@ std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& a, const at::Tensor&
 std::vector<at::Tensor> backward(const at::Tensor& a, const at::Tensor& b, const at::Tensor& a_log,
                                  const at::Tensor& dt_bias, const at::Tensor& g,
                                  const at::Tensor& beta, const at::Tensor& grad_g,
-                                 const at::Tensor& grad_beta);
+                                 const at::Tensor& grad_beta, bool wants_parameters);
 }  // namespace gdn_gates_reference
 
 namespace gated_rms_norm_reference {
 std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x, const at::Tensor& z,
                                           const at::Tensor& weight, double eps);
-std::vector<at::Tensor> backward(const at::Tensor& x, const at::Tensor& z, const at::Tensor& weight,
-                                 const at::Tensor& rstd, const at::Tensor& grad_y);
+GatedRmsNorm::Gradients backward(const GatedRmsNorm::Backward& in);
 }  // namespace gated_rms_norm_reference
 
 }  // namespace heddle::ops

@@ -59,8 +59,16 @@ Linear::Functions::LowRankGradients low_rank_backward(const std::vector<LowRankC
 
 }  // namespace linear_reference
 
-at::Tensor wide_product(const at::Tensor& dy, const at::Tensor& x) {
-  return dy.is_cuda() ? at::mm(dy.t(), x, compute_type(dy)) : at::mm(dy.t(), x);
+at::Tensor wide_product(const at::Tensor& dy, const at::Tensor& x, double scale) {
+  if (!dy.is_cuda()) {
+    at::Tensor product = at::mm(dy.t(), x);
+    return scale == 1 ? product : product.mul_(scale);
+  }
+  const c10::ScalarType type = compute_type(dy);
+  if (scale == 1) return at::mm(dy.t(), x, type);
+  // The library multiplies its sums; with a factor of zero it does not read what it adds to.
+  at::Tensor product = at::empty({dy.size(1), x.size(1)}, x.options().dtype(type));
+  return at::addmm_out(product, product, dy.t(), x, type, /*beta=*/0, /*alpha=*/scale);
 }
 
 void register_linear(Registry& registry) {

@@ -58,7 +58,8 @@ struct Linear {
   };
 };
 
-/// dy^T x, the gradient of a matrix; of half precision on a GPU in fp32, as it is summed there.
-at::Tensor wide_product(const at::Tensor& dy, const at::Tensor& x);
+/// scale dy^T x, the gradient of a matrix; of half precision on a GPU in fp32, as it is summed
+/// there.
+at::Tensor wide_product(const at::Tensor& dy, const at::Tensor& x, double scale = 1);
 
 }  // namespace heddle::ops

@@ -8,9 +8,7 @@ namespace heddle::ops::rms_norm_reference {
 
 RmsNorm::Forward forward(const at::Tensor& x, const at::Tensor& residual, const NormWeight& weight,
                          double eps);
-std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& input, const NormWeight& weight,
-                                           const at::Tensor& rstd, const at::Tensor& grad_y,
-                                           const at::Tensor& grad_sum);
+RmsNorm::Gradients backward(const RmsNorm::Backward& in);
 
 }  // namespace heddle::ops::rms_norm_reference
 
@@ -18,9 +16,7 @@ namespace heddle::ops::rms_norm_cpu {
 
 RmsNorm::Forward forward(const at::Tensor& x, const at::Tensor& residual, const NormWeight& weight,
                          double eps);
-std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& input, const NormWeight& weight,
-                                           const at::Tensor& rstd, const at::Tensor& grad_y,
-                                           const at::Tensor& grad_sum);
+RmsNorm::Gradients backward(const RmsNorm::Backward& in);
 
 }  // namespace heddle::ops::rms_norm_cpu
 

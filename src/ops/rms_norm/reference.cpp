@@ -19,9 +19,8 @@ RmsNorm::Forward forward(const at::Tensor& x, const at::Tensor& residual, const 
   return result;
 }
 
-std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& input, const NormWeight& weight,
-                                           const at::Tensor& rstd, const at::Tensor& grad_y,
-                                           const at::Tensor& grad_sum) {
+RmsNorm::Gradients backward(const RmsNorm::Backward& in) {
+  const auto& [input, weight, rstd, grad_y, grad_y_2, grad_sum, wants_weight, wants_y] = in;
   const c10::ScalarType type = compute_type(input);
   const at::Tensor scale = rstd.unsqueeze(-1);
   const at::Tensor normalized = input.to(type) * scale;
@@ -29,8 +28,12 @@ std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& input, const NormWe
   const at::Tensor dn = dy * weight.scale(type);
   at::Tensor dx = scale * (dn - normalized * at::mean(dn * normalized, {-1}, /*keepdim=*/true));
   if (grad_sum.defined()) dx = dx + grad_sum;
-  const at::Tensor dw = at::sum((dy * normalized).reshape({-1, weight.value.size(0)}), {0});
-  return {dx.to(input.scalar_type()), dw.to(weight.value.scalar_type())};
+  RmsNorm::Gradients result{dx.to(input.scalar_type()), {}, {}};
+  if (wants_weight) {
+    const at::Tensor dw = at::sum((dy * normalized).reshape({-1, weight.value.size(0)}), {0});
+    result.weight = dw.to(weight.value.scalar_type());
+  }
+  return result;
 }
 
 }  // namespace heddle::ops::rms_norm_reference

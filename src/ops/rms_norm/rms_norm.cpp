@@ -1,5 +1,9 @@
 #include "ops/rms_norm/rms_norm.h"
 
+#include <ATen/TensorOperators.h>
+
+#include <utility>
+
 #include "ops/autograd.h"
 #include "ops/builtin.h"
 #include "ops/compute_type.h"
@@ -18,23 +22,16 @@ NormWeight detached(const NormWeight& weight) {
   return {ops::detached(weight.value), weight.offset};
 }
 
-/// Tensors that the backward of a norm keeps.
-struct Saved {
-  RmsNorm::Functions functions;
-  at::Tensor input;
-  NormWeight weight;
-  at::Tensor rstd;
-  double eps;
-
-  /// Gradients of the input and of the weight, and y.
-  std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_again(const at::Tensor& grad_y,
-                                                                const at::Tensor& grad_sum) const {
-    if (functions.backward_again != nullptr)
-      return functions.backward_again(input, weight, rstd, grad_y, grad_sum);
-    auto [dx, dw] = functions.backward(input, weight, rstd, grad_y, grad_sum);
-    return {dx, dw, functions.forward(input, {}, weight, eps).y};
-  }
-};
+/// The kernel's gradients, in as many passes as it needs.
+RmsNorm::Gradients gradients(const RmsNorm::Functions& functions, RmsNorm::Backward in,
+                             double eps) {
+  if (functions.does_all_in_one_pass) return functions.backward(in);
+  if (in.grad_y_2.defined()) in.grad_y = in.grad_y + std::exchange(in.grad_y_2, at::Tensor());
+  const bool wants_y = std::exchange(in.wants_y, false);
+  RmsNorm::Gradients result = functions.backward(in);
+  if (wants_y) result.y = functions.forward(in.input, {}, in.weight, eps).y;
+  return result;
+}
 
 }  // namespace
 
@@ -46,26 +43,34 @@ at::Tensor rms_norm(const KernelTable& kernels, const at::Tensor& x, const NormW
 std::pair<at::Tensor, at::Tensor> rms_norm_branch(const KernelTable& kernels, const at::Tensor& x,
                                                   const NormWeight& weight, double eps,
                                                   OutputAgain again) {
+  const NormBranches branches = rms_norm_branches(kernels, x, weight, eps, std::move(again));
+  return {branches.y, branches.stream};
+}
+
+NormBranches rms_norm_branches(const KernelTable& kernels, const at::Tensor& x,
+                               const NormWeight& weight, double eps, OutputAgain again) {
   check(x, weight);
   const RmsNorm::Functions functions = kernels.get<RmsNorm>();
   RmsNorm::Forward result =
       run_without_gradient([&] { return functions.forward(x, {}, weight, eps); });
-  if (!needs_gradient({x, weight.value})) return {result.y, x};
-  const Tensors outputs =
-      with_gradient("rms_norm", {x, weight.value}, {result.y, ops::detached(x)},
-                    [saved = Saved{functions, ops::detached(x), detached(weight), result.rstd, eps},
-                     again = std::move(again)](const Tensors& grads) -> Tensors {
-                      if (!grads[0].defined()) return {grads[1], {}};
-                      if (!again) {
-                        auto [dx, dw] = saved.functions.backward(saved.input, saved.weight,
-                                                                 saved.rstd, grads[0], grads[1]);
-                        return {dx, dw};
-                      }
-                      auto [dx, dw, y] = saved.backward_again(grads[0], grads[1]);
-                      again(y);
-                      return {dx, dw};
-                    });
-  return {outputs[0], outputs[1]};
+  if (!needs_gradient({x, weight.value})) return {result.y, result.y, x};
+  RmsNorm::Backward saved{ops::detached(x), detached(weight), result.rstd, {}};
+  saved.wants_weight = weight.value.requires_grad();
+  saved.wants_y = again != nullptr;
+  const Tensors outputs = with_gradient(
+      "rms_norm", {x, weight.value}, {result.y, ops::detached(result.y), ops::detached(x)},
+      [functions, saved = std::move(saved), eps,
+       again = std::move(again)](const Tensors& grads) -> Tensors {
+        if (!grads[0].defined() && !grads[1].defined()) return {grads[2], {}};
+        RmsNorm::Backward in = saved;
+        in.grad_y = grads[0].defined() ? grads[0] : grads[1];
+        if (grads[0].defined()) in.grad_y_2 = grads[1];
+        in.grad_sum = grads[2];
+        const RmsNorm::Gradients g = gradients(functions, std::move(in), eps);
+        if (again) again(g.y);
+        return {g.input, g.weight};
+      });
+  return {outputs[0], outputs[1], outputs[2]};
 }
 
 std::pair<at::Tensor, at::Tensor> add_rms_norm(const KernelTable& kernels, const at::Tensor& x,
@@ -79,14 +84,16 @@ std::pair<at::Tensor, at::Tensor> add_rms_norm(const KernelTable& kernels, const
   RmsNorm::Forward result =
       run_without_gradient([&] { return functions.forward(x, residual, weight, eps); });
   if (!needs_gradient({x, residual, weight.value})) return {result.y, result.sum};
-  const Tensors outputs =
-      with_gradient("add_rms_norm", {x, residual, weight.value}, {result.y, result.sum},
-                    [functions, sum = ops::detached(result.sum), weight = detached(weight),
-                     rstd = result.rstd](const Tensors& grads) -> Tensors {
-                      if (!grads[0].defined()) return {grads[1], grads[1], {}};
-                      auto [dx, dw] = functions.backward(sum, weight, rstd, grads[0], grads[1]);
-                      return {dx, dx, dw};
-                    });
+  const Tensors outputs = with_gradient(
+      "add_rms_norm", {x, residual, weight.value}, {result.y, result.sum},
+      [functions, sum = ops::detached(result.sum), weight = detached(weight), rstd = result.rstd,
+       wants_weight = weight.value.requires_grad()](const Tensors& grads) -> Tensors {
+        if (!grads[0].defined()) return {grads[1], grads[1], {}};
+        RmsNorm::Backward in{sum, weight, rstd, grads[0], {}, grads[1]};
+        in.wants_weight = wants_weight;
+        const RmsNorm::Gradients g = functions.backward(in);
+        return {g.input, g.input, g.weight};
+      });
   return {outputs[0], outputs[1]};
 }
 

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <tuple>
 #include <utility>
 
 #include "ops/norm_weight.h"
@@ -19,20 +18,28 @@ struct RmsNorm {
     at::Tensor sum;   ///< x + residual; undefined without a residual.
     at::Tensor rstd;  ///< One per row, fp32 (fp64).
   };
+  struct Backward {
+    at::Tensor input;  ///< x, or x + residual.
+    NormWeight weight;
+    at::Tensor rstd, grad_y;
+    /// Unless undefined, of another reader of y.
+    at::Tensor grad_y_2 = {};
+    /// Unless undefined, what flows back along the residual stream: added to the input's gradient.
+    at::Tensor grad_sum = {};
+    bool wants_weight = true, wants_y = false;
+  };
+  struct Gradients {
+    at::Tensor input;
+    at::Tensor weight;  ///< May be undefined if it is not wanted.
+    at::Tensor y;       ///< The output again; undefined if it is not wanted.
+  };
   struct Functions {
     /// `residual` may be undefined.
     Forward (*forward)(const at::Tensor& x, const at::Tensor& residual, const NormWeight& weight,
                        double eps);
-    /// `input` is x, or x + residual. `grad_sum` (may be undefined) is what flows back along the
-    /// residual stream and is added to the gradient of the input. Returns the gradients of the
-    /// input and of the weight.
-    std::pair<at::Tensor, at::Tensor> (*backward)(const at::Tensor& input, const NormWeight& weight,
-                                                  const at::Tensor& rstd, const at::Tensor& grad_y,
-                                                  const at::Tensor& grad_sum);
-    /// Gradients and y again, in one pass; null: in two.
-    std::tuple<at::Tensor, at::Tensor, at::Tensor> (*backward_again)(
-        const at::Tensor& input, const NormWeight& weight, const at::Tensor& rstd,
-        const at::Tensor& grad_y, const at::Tensor& grad_sum) = nullptr;
+    Gradients (*backward)(const Backward& in);
+    /// Whether the backward takes a second gradient of y and gives y again where that is wanted.
+    bool does_all_in_one_pass = false;
   };
 };
 
@@ -47,6 +54,14 @@ at::Tensor rms_norm(const KernelTable& kernels, const at::Tensor& x, const NormW
 std::pair<at::Tensor, at::Tensor> rms_norm_branch(const KernelTable& kernels, const at::Tensor& x,
                                                   const NormWeight& weight, double eps,
                                                   OutputAgain again = {});
+
+struct NormBranches {
+  at::Tensor y, y_2, stream;
+};
+/// rms_norm_branch with y twice, for two readers: their gradients too are added inside the
+/// backward.
+NormBranches rms_norm_branches(const KernelTable& kernels, const at::Tensor& x,
+                               const NormWeight& weight, double eps, OutputAgain again = {});
 
 /// sum = x + residual, y = rms_norm(sum): {y, sum}. Differentiable.
 std::pair<at::Tensor, at::Tensor> add_rms_norm(const KernelTable& kernels, const at::Tensor& x,

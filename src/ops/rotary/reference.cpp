@@ -33,7 +33,8 @@ std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x, const NormWeight&
 
 std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& x, const NormWeight& weight,
                                            const at::Tensor& cos, const at::Tensor& sin,
-                                           const at::Tensor& rstd, const at::Tensor& grad_y) {
+                                           const at::Tensor& rstd, const at::Tensor& grad_y,
+                                           bool wants_weight) {
   const c10::ScalarType type = compute_type(x);
   const at::Tensor scale = rstd.unsqueeze(-1);
   const at::Tensor normalized = x.to(type) * scale;
@@ -41,6 +42,7 @@ std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& x, const NormWeight
   const at::Tensor dn = dy * weight.scale(type);
   const at::Tensor dx =
       scale * (dn - normalized * at::mean(dn * normalized, {-1}, /*keepdim=*/true));
+  if (!wants_weight) return {dx.to(x.scalar_type()), {}};
   const at::Tensor dw = at::sum((dy * normalized).flatten(0, 1), {0});
   return {dx.to(x.scalar_type()), dw.to(weight.value.scalar_type())};
 }

@@ -63,7 +63,8 @@ std::pair<at::Tensor, at::Tensor> rotary_tables(const at::Tensor& position_ids,
 }
 
 at::Tensor qk_norm_rope(const KernelTable& kernels, const at::Tensor& x, const NormWeight& weight,
-                        const at::Tensor& cos, const at::Tensor& sin, double eps) {
+                        const at::Tensor& cos, const at::Tensor& sin, double eps,
+                        const std::shared_ptr<GradientHalves>& halves) {
   TORCH_CHECK(x.dim() == 3 && weight.value.dim() == 1 && weight.value.size(0) == x.size(2),
               "qk_norm_rope: x ", x.sizes(), " must be [T,n,D] and weight ", weight.value.sizes(),
               " [D]");
@@ -78,9 +79,15 @@ at::Tensor qk_norm_rope(const KernelTable& kernels, const at::Tensor& x, const N
   return with_gradient(
       "qk_norm_rope", {x, weight.value}, {y},
       [functions, x = detached(x), weight = NormWeight(detached(weight.value), weight.offset), cos,
-       sin, rstd = rstd](const Tensors& grads) -> Tensors {
+       sin, rstd = rstd, halves,
+       wants_weight = weight.value.requires_grad()](const Tensors& grads) -> Tensors {
         if (!grads[0].defined()) return {{}, {}};
-        auto [dx, dw] = functions.backward(x, weight, cos, sin, rstd, grads[0]);
+        if (halves && functions.backward_into != nullptr) {
+          const at::Tensor dx = halves->half(0, x);
+          return {dx,
+                  functions.backward_into(x, weight, cos, sin, rstd, grads[0], wants_weight, dx)};
+        }
+        auto [dx, dw] = functions.backward(x, weight, cos, sin, rstd, grads[0], wants_weight);
         return {dx, dw};
       })[0];
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "ops/gradient_halves.h"
 #include "ops/norm_weight.h"
 #include "ops/registry.h"
 
@@ -25,17 +26,24 @@ struct QkNormRope {
     std::pair<at::Tensor, at::Tensor> (*forward)(const at::Tensor& x, const NormWeight& weight,
                                                  const at::Tensor& cos, const at::Tensor& sin,
                                                  double eps);
-    /// Gradients of x and weight.
+    /// Gradients of x and of the weight, which may be undefined if it is not wanted.
     std::pair<at::Tensor, at::Tensor> (*backward)(const at::Tensor& x, const NormWeight& weight,
                                                   const at::Tensor& cos, const at::Tensor& sin,
-                                                  const at::Tensor& rstd, const at::Tensor& grad_y);
+                                                  const at::Tensor& rstd, const at::Tensor& grad_y,
+                                                  bool wants_weight);
+    /// The gradient of x into the given memory; gives that of the weight. Null: it takes none.
+    at::Tensor (*backward_into)(const at::Tensor& x, const NormWeight& weight,
+                                const at::Tensor& cos, const at::Tensor& sin,
+                                const at::Tensor& rstd, const at::Tensor& grad_y, bool wants_weight,
+                                at::Tensor grad_x) = nullptr;
   };
 };
 
 /// RMSNorm over the head dimension, as rms_norm, then rotary embedding of its first 2 x cos.size(1)
 /// entries (rotate-half inside them), the rest unchanged. x [T,n,D], weight [D], cos/sin [T,rot/2].
-/// Differentiable in x and weight.
+/// Differentiable in x and weight. `halves`, unless null: those of which x is the first.
 at::Tensor qk_norm_rope(const KernelTable& kernels, const at::Tensor& x, const NormWeight& weight,
-                        const at::Tensor& cos, const at::Tensor& sin, double eps);
+                        const at::Tensor& cos, const at::Tensor& sin, double eps,
+                        const std::shared_ptr<GradientHalves>& halves = nullptr);
 
 }  // namespace heddle::ops

@@ -47,6 +47,27 @@ TEST_F(GpuFused, CausalConv1dEqualsReference) {
   }
 }
 
+TEST_F(GpuFused, CausalConv1dWithFrozenTapsHasTheSameInputGradients) {
+  const std::int64_t T = kRagged.back();
+  for (const c10::ScalarType dtype : {at::kBFloat16, at::kFloat}) {
+    for (const std::int64_t channels : {5, 136}) {
+      const KernelTable fused = fused_table(kConv, dtype);
+      const Tensors in = on_gpu(
+          {randn({T, channels}, at::kDouble, 1), randn({channels, 4}, at::kDouble, 2)}, dtype);
+      const auto run = [&](bool is_frozen) {
+        return gradients_of(
+            [&](const Tensors& x) {
+              return convolution(kRagged)(fused, {x[0], is_frozen ? x[1].detach() : x[1]});
+            },
+            in);
+      };
+      const Tensors frozen = run(true), trained = run(false);
+      EXPECT_TRUE(identical(frozen[0].cpu(), trained[0].cpu())) << channels;
+      EXPECT_FALSE(frozen[1].defined());
+    }
+  }
+}
+
 TEST_F(GpuFused, CausalConv1dTakesOneTokenAndNone) {
   for (const std::vector<std::int32_t>& ends : std::vector<std::vector<std::int32_t>>{
            {0, 1}, {0, 0}, {0, 64}, {0, 128}, {0, 129}, {0, 2, 4, 6, 8}}) {

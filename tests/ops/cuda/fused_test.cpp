@@ -264,6 +264,98 @@ TEST_F(GpuFused, OutputsMadeAgainInTheBackwardAreTheForwards) {
   }
 }
 
+TEST_F(GpuFused, GatedRmsNormMadeAgainIsTheForwards) {
+  for (const c10::ScalarType dtype : kTypes) {
+    for (const std::int64_t width : {17, 64, 128, 256}) {
+      SCOPED_TRACE(shape_text({33, 3, width}, dtype));
+      const KernelTable fused = fused_table(kGatedRmsNorm, dtype);
+      const Tensors inputs =
+          on_gpu({values({33, 3, width}, 1), values({33, 3, width}, 2), values({width}, 3)}, dtype);
+      at::Tensor again;
+      const auto run = [&](const OutputAgain& take) {
+        return gradients_of(
+            [&](const Tensors& in) {
+              return Tensors{gated_rms_norm(fused, in[0], in[1], in[2], 1e-6, take)};
+            },
+            inputs);
+      };
+      const Tensors actual = run([&](const at::Tensor&y) { again = y; }), expected = run({});
+      EXPECT_TRUE(identical(again.cpu(),
+                            gated_rms_norm(fused, inputs[0], inputs[1], inputs[2], 1e-6).cpu()));
+      for (std::size_t i = 0; i < 3; ++i)
+        EXPECT_TRUE(identical(actual[i].cpu(), expected[i].cpu()));
+    }
+  }
+}
+
+TEST_F(GpuFused, NormOfTwoReadersEqualsReference) {
+  const Operator run = [](const KernelTable& kernels, const Tensors& in) {
+    const NormBranches branches = rms_norm_branches(kernels, in[0], in[1], 1e-6);
+    return Tensors{branches.y, branches.y_2, branches.stream};
+  };
+  for (const c10::ScalarType dtype : kTypes) {
+    for (const std::int64_t width : {3, 1024, 2048, 2560, 8192}) {
+      SCOPED_TRACE(shape_text({700, width}, dtype));
+      expect_fused_equals_reference(kRmsNorm, run, {values({700, width}, 1), values({width}, 2)},
+                                    dtype);
+    }
+  }
+}
+
+// What is frozen has no gradient, and the others keep their bits.
+TEST_F(GpuFused, FrozenParametersLeaveTheOtherGradientsAsTheyAre) {
+  struct Frozen {
+    OpRequest kernel;
+    Operator run;
+    Tensors inputs;
+    std::vector<std::size_t> parameters;
+  };
+  const std::vector<Frozen> cases = {
+      {kRmsNorm,
+       [](const KernelTable& kernels, const Tensors& in) {
+         return Tensors{rms_norm(kernels, in[0], in[1], 1e-6)};
+       },
+       {values({129, 257}, 1), values({257}, 2)},
+       {1}},
+      {kGatedRmsNorm,
+       [](const KernelTable& kernels, const Tensors& in) {
+         return Tensors{gated_rms_norm(kernels, in[0], in[1], in[2], 1e-6)};
+       },
+       {values({333, 3, 128}, 1), values({333, 3, 128}, 2), values({128}, 3)},
+       {2}},
+      {kGates,
+       [](const KernelTable& kernels, const Tensors& in) {
+         const auto [g, beta] = gdn_gates(kernels, in[0], in[1], in[2], in[3]);
+         return Tensors{g, beta};
+       },
+       {values({333, 6}, 1), values({333, 6}, 2), values({6}, 3), values({6}, 4)},
+       {2, 3}},
+      {kQkNormRope,
+       [](const KernelTable& kernels, const Tensors& in) {
+         return Tensors{qk_norm_rope(kernels, in[0], in[1], in[2].detach(), in[3].detach(), 1e-6)};
+       },
+       {values({65, 3, 64}, 1), values({64}, 2), values({65, 8}, 3), values({65, 8}, 4)},
+       {1}}};
+  for (const auto& [kernel, run, given, parameters] : cases) {
+    const KernelTable fused = fused_table(kernel, at::kBFloat16);
+    const Tensors inputs = on_gpu(given, at::kBFloat16);
+    const Tensors expected =
+        gradients_of([&](const Tensors& in) { return run(fused, in); }, inputs);
+    const Tensors actual = gradients_of(
+        [&](const Tensors& in) {
+          Tensors some = in;
+          for (const std::size_t i : parameters) some[i] = some[i].detach();
+          return run(fused, some);
+        },
+        inputs);
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      if (actual[i].defined()) EXPECT_TRUE(identical(actual[i].cpu(), expected[i].cpu())) << i;
+    }
+    EXPECT_TRUE(actual[0].defined());
+    for (const std::size_t i : parameters) EXPECT_FALSE(actual[i].defined()) << i;
+  }
+}
+
 TEST_F(GpuFused, TensorsOfTheCpuAreRefused) {
   const KernelTable fused = fused_table(kRmsNorm, at::kFloat);
   EXPECT_THROW(rms_norm(fused, randn({2, 8}, at::kFloat, 1), randn({8}, at::kFloat, 2), 1e-6),

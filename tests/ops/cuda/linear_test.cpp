@@ -153,6 +153,45 @@ void expect_input_gradients(const std::vector<Case>& cases) {
 
 TEST_F(GpuLinear, InputGradientsEqualReference) { expect_input_gradients(kCases); }
 
+// A router and the gate of a shared expert: what has a single column lies in rows of 16 bytes.
+TEST_F(GpuLinear, ALayerOfOneColumnBesideAnotherEqualsReference) {
+  const Linear::Functions gpu_linear =
+      table("cuda.sm90_or_cublas", at::kBFloat16, {Platform::kCuda}).get<Linear>();
+  const Linear::Functions exact_linear = table("reference", at::kDouble, {}).get<Linear>();
+  for (const std::int64_t rows : {512, 2049}) {
+    for (const std::int64_t narrow : {1, 3}) {
+      SCOPED_TRACE(::testing::Message() << rows << " rows, " << narrow << " columns");
+      const at::Tensor x = matrix(rows, 320, 1, 0), low = matrix(rows, 16, 2, 0),
+                       w = matrix(256, 320, 3, 0), w_narrow = matrix(narrow, 320, 4, 0),
+                       b = matrix(narrow, 16, 5, 0), a = matrix(16, 320, 6, 0);
+      const std::vector<Products> sums = {{{x, w}}, {{x, w_narrow}, {low, b}}};
+      const Tensors y = gpu_linear.forward(sums), again = gpu_linear.forward(sums),
+                    expected = exact_linear.forward({exact(sums[0]), exact(sums[1])});
+      for (std::size_t i = 0; i < 2; ++i) {
+        EXPECT_TRUE(close(y[i].cpu(), expected[i], 1e-2)) << i;
+        EXPECT_TRUE(identical(y[i].cpu(), again[i].cpu())) << i;
+      }
+      EXPECT_EQ(y[1].stride(0), 8);
+      const at::Tensor dy = matrix(rows, 256, 7, 0),
+                       dy_narrow = matrix(rows, 8, 8, 0).narrow(1, 0, narrow);
+      const Products terms = {{dy, w}, {dy_narrow, w_narrow}, {low, a}};
+      EXPECT_TRUE(
+          close(gpu_linear.backward(terms).cpu(), exact_linear.backward(exact(terms)), 1e-2));
+      const auto d = gpu_linear.low_rank_backward({{dy_narrow, b, low}});
+      const auto d_expected = exact_linear.low_rank_backward(
+          {{exact({{dy_narrow, b}})[0].a, exact({{dy_narrow, b}})[0].b, exact({{low, b}})[0].a}});
+      EXPECT_TRUE(close(d.d_low.cpu(), d_expected.d_low, 1e-2));
+      EXPECT_TRUE(close(d.d_b[0].cpu(), d_expected.d_b[0], 1e-4));
+    }
+  }
+}
+
+TEST_F(GpuLinear, WideProductsTakeAScale) {
+  const at::Tensor dy = matrix(700, 48, 1, 0), x = matrix(700, 320, 2, 0);
+  EXPECT_TRUE(identical(wide_product(dy, x, 2).cpu(), (wide_product(dy, x) * 2).cpu()));
+  EXPECT_TRUE(close(wide_product(dy, x, 0.3).cpu(), (wide_product(dy, x) * 0.3).cpu(), 1e-6));
+}
+
 TEST_F(GpuLinear, SumsOfSmallShapes) {
   expect_outputs(kSmallCases);
   expect_input_gradients(kSmallCases);

@@ -1,7 +1,6 @@
 // A thread owns a few channels and walks down a tile of tokens with the last inputs in registers,
 // so that each input is read once but for the rows before (backward: and after) the tile. The walk
 // meets the boundaries of the sequences in order; meeting one is a branch that the whole CTA takes.
-//
 // kTaps is the number of taps held; a narrower kernel is held with zero taps in front.
 #include "ops/causal_conv1d/cuda/causal_conv1d.h"
 
@@ -17,7 +16,7 @@ namespace {
 
 constexpr int kThreads = 128;
 constexpr int64_t kForwardTile = 128, kBackwardTile = 256;
-// Rows whose loads are issued together.
+// Rows whose loads are issued together, while those before them are worked on.
 constexpr int kAhead = 4;
 
 struct Arguments {
@@ -143,6 +142,19 @@ __device__ __forceinline__ float convolve(const float (&taps)[kTaps][N],
   return c;
 }
 
+/// A thread's part of kAhead rows.
+template <class T, int N>
+struct RowsAhead {
+  Packed<T, N> row[kAhead];
+
+  /// Those from `token` on that lie before `end`.
+  __device__ __forceinline__ void load_from(const T* from, int64_t stride, int token, int end) {
+#pragma unroll
+    for (int j = 0; j < kAhead; ++j)
+      if (token + j < end) row[j] = load<N>(from + (token + j) * stride);
+  }
+};
+
 template <class T, int N, int kTaps>
 __global__ void __launch_bounds__(kThreads) forward_kernel(const __grid_constant__ Arguments a) {
   const int channel = (blockIdx.x * kThreads + threadIdx.x) * N;
@@ -165,16 +177,15 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const __grid_constant
     write(y + static_cast<int64_t>(token) * a.channels, out);
     shift<N, kTaps>(history, now, a.width);
   };
+  RowsAhead<T, N> next;
+  next.load_from(x, a.x.outer_stride, first, last);
   for (int t = first; t < last; t += kAhead) {
-    Packed<T, N> ahead[kAhead];
-#pragma unroll
-    for (int j = 0; j < kAhead; ++j) {
-      if (t + j < last) ahead[j] = load<N>(x + (t + j) * a.x.outer_stride);
-    }
+    const RowsAhead<T, N> ahead = next;
+    next.load_from(x, a.x.outer_stride, t + kAhead, last);
     if (t + kAhead <= min(last, sequence.end)) {
       // No test between the tokens, so that their arithmetic can overlap.
 #pragma unroll
-      for (int j = 0; j < kAhead; ++j) step(ahead[j], t + j);
+      for (int j = 0; j < kAhead; ++j) step(ahead.row[j], t + j);
       continue;
     }
 #pragma unroll
@@ -184,14 +195,15 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const __grid_constant
         sequence.advance(a);
         read_history<T, N, kTaps>(a, sequence, channel, t + j, history);
       }
-      step(ahead[j], t + j);
+      step(ahead.row[j], t + j);
     }
   }
 }
 
 /// The walk of the backward: at token t the gradient of the convolution's output is known up to t,
-/// which completes the gradient of the input kTaps - 1 tokens before.
-template <class T, int N, int kTaps>
+/// which completes the gradient of the input kTaps - 1 tokens before. kWeight: the gradient of the
+/// taps is wanted.
+template <class T, int N, int kTaps, bool kWeight>
 __global__ void __launch_bounds__(kThreads) backward_kernel(const __grid_constant__ Arguments a) {
   const int channel = (blockIdx.x * kThreads + threadIdx.x) * N;
   if (channel >= a.channels) return;
@@ -244,7 +256,7 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(const __grid_constan
     for (int n = 0; n < N; ++n) {
       const float c = convolve<N, kTaps>(taps, history, in, n), s = sigmoid(c);
       dc[kTaps - 1][n] = out[n] * s * (1.f + c * (1.f - s));
-      if (own) {
+      if (kWeight && own) {
         d_taps[kTaps - 1][n] += dc[kTaps - 1][n] * in[n];
 #pragma unroll
         for (int w = 0; w < kTaps - 1; ++w) d_taps[w][n] += dc[kTaps - 1][n] * history[w][n];
@@ -255,22 +267,21 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(const __grid_constan
 
   // Beyond the tile only the gradients that its last inputs still need.
   const int beyond = min(last + kTaps - 1, a.tokens);
+  RowsAhead<T, N> x_next, dy_next;
+  x_next.load_from(x, a.x.outer_stride, first, beyond);
+  dy_next.load_from(dy, a.grad_y.outer_stride, first, beyond);
   bool done = false;
   for (int t = first; t < beyond && !done; t += kAhead) {
-    Packed<T, N> x_ahead[kAhead], dy_ahead[kAhead];
-#pragma unroll
-    for (int j = 0; j < kAhead; ++j) {
-      if (t + j >= beyond) continue;
-      x_ahead[j] = load<N>(x + (t + j) * a.x.outer_stride);
-      dy_ahead[j] = load<N>(dy + (t + j) * a.grad_y.outer_stride);
-    }
+    const RowsAhead<T, N> x_ahead = x_next, dy_ahead = dy_next;
+    x_next.load_from(x, a.x.outer_stride, t + kAhead, beyond);
+    dy_next.load_from(dy, a.grad_y.outer_stride, t + kAhead, beyond);
     if (a.grad_final_state == nullptr && t - (kTaps - 1) >= max(first, sequence.begin) &&
         t + kAhead <= min(last, sequence.end)) {
       // Inside a sequence and the tile: no test between the tokens, so that their arithmetic can
       // overlap.
 #pragma unroll
       for (int j = 0; j < kAhead; ++j) {
-        take(x_ahead[j], dy_ahead[j], true);
+        take(x_ahead.row[j], dy_ahead.row[j], true);
         put(t + j - (kTaps - 1));
         advance();
       }
@@ -290,7 +301,7 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(const __grid_constan
         sequence.advance(a);
         read_history<T, N, kTaps>(a, sequence, channel, now, history);
       }
-      take(x_ahead[j], dy_ahead[j], now < last);
+      take(x_ahead.row[j], dy_ahead.row[j], now < last);
       put_if_own(now - (kTaps - 1));
     }
   }
@@ -299,6 +310,7 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(const __grid_constan
     for (int w = 0; w < kTaps - 1; ++w) put_if_own(beyond - (kTaps - 1) + w);
   }
 
+  if constexpr (!kWeight) return;
   float* partial = a.partial + (static_cast<int64_t>(blockIdx.y) * a.channels + channel) * a.width;
 #pragma unroll
   for (int n = 0; n < N; ++n) {
@@ -456,19 +468,22 @@ void causal_conv1d_backward(const CausalConv1dShape& shape, const CausalConv1dIn
   const int64_t tile = tile_of(shape, 4, kBackwardTile);
   a.tile = static_cast<int>(tile);
   if (shape.tokens > 0) {
-    // Half as wide as the forward: each channel holds twice the registers.
     const bool wide = aligned(in.x, shape.type, shape.channels, 8) &&
                       aligned(grad_y, shape.type, shape.channels, 8);
+    // Half as wide as the forward: each channel holds twice the registers.
     dispatch<8>(shape, wide, [&](auto access, auto taps) {
       using T = typename decltype(access)::Type;
       constexpr int N = decltype(access)::kWidth;
-      backward_kernel<T, N, decltype(taps)::value>
-          <<<grid_of(shape, N, tile), kThreads, 0, stream>>>(a);
+      constexpr int kTaps = decltype(taps)::value;
+      const auto kernel = grad_weight != nullptr ? backward_kernel<T, N, kTaps, true>
+                                                 : backward_kernel<T, N, kTaps, false>;
+      kernel<<<grid_of(shape, N, tile), kThreads, 0, stream>>>(a);
     });
     check_launch("causal_conv1d_backward");
   }
-  column_sum(workspace, (shape.tokens + tile - 1) / tile, shape.channels * shape.width, grad_weight,
-             shape.weight_type, stream);
+  const int64_t parts = (shape.tokens + tile - 1) / tile, taps = shape.channels * shape.width;
+  if (grad_weight != nullptr)
+    column_sum(workspace, parts, taps, grad_weight, shape.weight_type, stream);
   if (grad_initial_state == nullptr || shape.sequences == 0) return;
   dispatch_access(shape.type, false, [&](auto access) {
     using T = typename decltype(access)::Type;

@@ -34,7 +34,8 @@ void causal_conv1d_forward(const CausalConv1dShape& shape, const CausalConv1dInp
 int64_t causal_conv1d_backward_workspace(const CausalConv1dShape& shape);
 
 /// grad_final_state may be null, grad_initial_state too (as initial_state). grad_x contiguous,
-/// grad_weight of the weight's type. Bytes per token and channel: 3 x element.
+/// grad_weight of the weight's type or, with `workspace`, null. Bytes per token and channel: 3 x
+/// element.
 void causal_conv1d_backward(const CausalConv1dShape& shape, const CausalConv1dInputs& in,
                             const InputRows& grad_y, const void* grad_final_state, void* grad_x,
                             void* grad_weight, void* grad_initial_state, float* workspace,

@@ -57,18 +57,20 @@ CausalConv1d::Gradients backward(const CausalConv1d::Inputs& in, const at::Tenso
       grad_final_state.defined() ? grad_final_state.contiguous() : at::Tensor();
   CausalConv1d::Gradients grads;
   grads.x = at::empty(in.x.sizes(), in.x.options());
-  grads.weight = at::empty(in.weight.sizes(), in.weight.options());
+  at::Tensor workspace;
+  if (in.wants_weight_gradient) {
+    grads.weight = at::empty(in.weight.sizes(), in.weight.options());
+    workspace = cuda::workspace_on(in.x, cuda::causal_conv1d_backward_workspace(prepared.shape));
+  }
   if (in.initial_state.defined()) {
     grads.initial_state = at::empty(prepared.state_sizes(), in.x.options());
   }
-  const at::Tensor workspace =
-      cuda::workspace_on(in.x, cuda::causal_conv1d_backward_workspace(prepared.shape));
   cuda::causal_conv1d_backward(
       prepared.shape, prepared.inputs, cuda::input_rows(dy),
       d_final.defined() ? d_final.const_data_ptr() : nullptr, grads.x.mutable_data_ptr(),
-      grads.weight.mutable_data_ptr(),
+      grads.weight.defined() ? grads.weight.mutable_data_ptr() : nullptr,
       grads.initial_state.defined() ? grads.initial_state.mutable_data_ptr() : nullptr,
-      workspace.mutable_data_ptr<float>(), on.stream());
+      workspace.defined() ? workspace.mutable_data_ptr<float>() : nullptr, on.stream());
   return grads;
 }
 

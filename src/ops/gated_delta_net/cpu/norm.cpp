@@ -64,9 +64,8 @@ std::pair<at::Tensor, at::Tensor> norm_forward(const at::Tensor& x, const at::Te
   return {y, rstd};
 }
 
-std::vector<at::Tensor> norm_backward(const at::Tensor& x, const at::Tensor& z,
-                                      const at::Tensor& weight, const at::Tensor& rstd,
-                                      const at::Tensor& grad_y) {
+GatedRmsNorm::Gradients norm_backward(const GatedRmsNorm::Backward& in) {
+  const auto& [x, z, weight, rstd, grad_y, wants_weight, wants_y] = in;
   NormCall call(x, z, weight, 0);
   const at::Tensor dy = grad_y.contiguous(), dx = call.like_x(), dz = call.like_x();
   const std::int64_t blocks = (call.rows + kBlockRows - 1) / kBlockRows;
@@ -83,7 +82,7 @@ std::vector<at::Tensor> norm_backward(const at::Tensor& x, const at::Tensor& z,
       work(call.args, b * kBlockRows, std::min(call.rows, (b + 1) * kBlockRows), sums + b * bytes);
     }
   });
-  return {dx, dz, at::sum(dw, {0}).to(weight.scalar_type())};
+  return {dx, dz, at::sum(dw, {0}).to(weight.scalar_type()), {}};
 }
 
 }  // namespace heddle::ops::gdn_cpu

@@ -14,8 +14,6 @@ namespace heddle::ops::gdn_cpu {
 std::optional<std::string> refuse_norm(const GatedRmsNorm::Dims& dims);
 std::pair<at::Tensor, at::Tensor> norm_forward(const at::Tensor& x, const at::Tensor& z,
                                                const at::Tensor& weight, double eps);
-std::vector<at::Tensor> norm_backward(const at::Tensor& x, const at::Tensor& z,
-                                      const at::Tensor& weight, const at::Tensor& rstd,
-                                      const at::Tensor& grad_y);
+GatedRmsNorm::Gradients norm_backward(const GatedRmsNorm::Backward& in);
 
 }  // namespace heddle::ops::gdn_cpu

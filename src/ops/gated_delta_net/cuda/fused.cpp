@@ -34,7 +34,7 @@ std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& a, const at::Tensor&
 std::vector<at::Tensor> backward(const at::Tensor& a, const at::Tensor& b, const at::Tensor& a_log,
                                  const at::Tensor& dt_bias, const at::Tensor& g,
                                  const at::Tensor& beta, const at::Tensor& grad_g,
-                                 const at::Tensor& grad_beta) {
+                                 const at::Tensor& grad_beta, bool wants_parameters) {
   const cuda::OnDevice on(a);
   const at::Tensor a_rows = cuda::with_unit_stride(a);
   const at::Tensor rate = a_log.contiguous(), bias = dt_bias.contiguous();
@@ -44,8 +44,10 @@ std::vector<at::Tensor> backward(const at::Tensor& a, const at::Tensor& b, const
   if (grad_g.defined()) {
     dg = grad_g.contiguous();
     grads[0] = at::empty(a.sizes(), a.options());
-    grads[2] = at::empty(a_log.sizes(), a_log.options());
-    grads[3] = at::empty(dt_bias.sizes(), dt_bias.options());
+    if (wants_parameters) {
+      grads[2] = at::empty(a_log.sizes(), a_log.options());
+      grads[3] = at::empty(dt_bias.sizes(), dt_bias.options());
+    }
   }
   if (grad_beta.defined()) {
     d_beta = grad_beta.contiguous();
@@ -95,22 +97,30 @@ std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x, const at::Tensor&
   return {y, rstd};
 }
 
-std::vector<at::Tensor> backward(const at::Tensor& x, const at::Tensor& z, const at::Tensor& weight,
-                                 const at::Tensor& rstd, const at::Tensor& grad_y) {
+GatedRmsNorm::Gradients backward(const GatedRmsNorm::Backward& in) {
+  const at::Tensor &x = in.x, &z = in.z;
   const cuda::OnDevice on(x);
   const at::Tensor x_rows = cuda::with_unit_stride(x), z_rows = cuda::with_unit_stride(z),
-                   dy = cuda::with_unit_stride(grad_y), w = weight.contiguous();
-  at::Tensor dx = at::empty(x.sizes(), x.options()), dz = at::empty(z.sizes(), z.options());
-  at::Tensor dw = at::empty(weight.sizes(), weight.options());
+                   dy = cuda::with_unit_stride(in.grad_y), w = in.weight.contiguous();
   const cuda::GatedRmsNormShape shape = shape_of(x, w);
-  const at::Tensor workspace =
-      cuda::workspace_on(x, cuda::gated_rms_norm_backward_workspace(shape));
-  cuda::gated_rms_norm_backward(shape, cuda::input_rows(x_rows), cuda::input_rows(z_rows),
-                                w.const_data_ptr(), rstd.const_data_ptr<float>(),
-                                cuda::input_rows(dy), dx.mutable_data_ptr(), dz.mutable_data_ptr(),
-                                dw.mutable_data_ptr(), workspace.mutable_data_ptr<float>(),
-                                on.stream());
-  return {dx, dz, dw};
+  GatedRmsNorm::Gradients result;
+  result.x = at::empty(x.sizes(), x.options());
+  result.z = at::empty(z.sizes(), z.options());
+  if (in.wants_y) result.y = at::empty(x.sizes(), x.options());
+  at::Tensor workspace;
+  if (in.wants_weight) {
+    result.weight = at::empty(w.sizes(), w.options());
+    workspace = cuda::workspace_on(x, cuda::gated_rms_norm_backward_workspace(shape));
+  }
+  const auto place = [](const at::Tensor& t) {
+    return t.defined() ? t.mutable_data_ptr() : nullptr;
+  };
+  cuda::gated_rms_norm_backward(
+      shape, cuda::input_rows(x_rows), cuda::input_rows(z_rows), w.const_data_ptr(),
+      in.rstd.const_data_ptr<float>(), cuda::input_rows(dy), place(result.x), place(result.z),
+      place(result.weight), place(result.y),
+      workspace.defined() ? workspace.mutable_data_ptr<float>() : nullptr, on.stream());
+  return result;
 }
 
 std::optional<std::string> refuse(const GatedRmsNorm::Dims& dims) {
@@ -132,7 +142,8 @@ void add_gated_delta_net(Registry& registry) {
                          {gdn_gates_cuda::forward, gdn_gates_cuda::backward},
                          {.refuse = gdn_gates_cuda::refuse});
   registry.add<GatedRmsNorm>(KernelInfo::cuda("cuda.fused"),
-                             {gated_rms_norm_cuda::forward, gated_rms_norm_cuda::backward},
+                             {gated_rms_norm_cuda::forward, gated_rms_norm_cuda::backward,
+                              /*gives_output_again=*/true},
                              {.refuse = gated_rms_norm_cuda::refuse});
 }
 

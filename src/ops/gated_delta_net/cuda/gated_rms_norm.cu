@@ -10,6 +10,7 @@ namespace heddle::ops::cuda {
 namespace {
 
 constexpr int kThreads = kLaneRowThreads;
+constexpr int kBackwardBlocks = 4;  // of a multiprocessor at once
 
 struct Arguments {
   uint32_t rows, heads, width, vectors;
@@ -73,7 +74,8 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const __grid_constant
 }
 
 template <class T, int N, int kLanes, int kVectors>
-__global__ void __launch_bounds__(kThreads) backward_kernel(const __grid_constant__ Arguments a) {
+__global__ void __launch_bounds__(kThreads, kVectors == 1 ? kBackwardBlocks : 1)
+    backward_kernel(const __grid_constant__ Arguments a) {
   constexpr uint32_t kGroups = kThreads / kLanes;
   const uint32_t lane = threadIdx.x % kLanes;
   float w[kVectors][N], dw[kVectors][N] = {};
@@ -105,20 +107,22 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(const __grid_constan
     for (int v = 0; v < kVectors; ++v) {
       const uint32_t vector = v * kLanes + lane;
       if (!active || vector >= a.vectors) continue;
-      float gate[N], g[N];
+      float gate[N], g[N];  // z and the gradient of y, then the gradient of z and y
       unpack(x_packed[v], n[v]);
       unpack(z_packed[v], gate);
       unpack(dy_packed[v], g);
 #pragma unroll
       for (int i = 0; i < N; ++i) {
         n[v][i] *= rstd;
-        const float s = sigmoid(gate[i]), gated = g[i] * (gate[i] * s);
+        const float s = sigmoid(gate[i]), silu = gate[i] * s, gated = g[i] * silu;
         dw[v][i] += gated * n[v][i];
         dn[v][i] = gated * w[v][i];
         dot += dn[v][i] * n[v][i];
         gate[i] = g[i] * w[v][i] * n[v][i] * (s * (1.f + gate[i] * (1.f - s)));
+        g[i] = w[v][i] * n[v][i] * silu;
       }
       write(static_cast<T*>(a.grad_z) + out + vector * N, gate);
+      if (a.y != nullptr) write(static_cast<T*>(a.y) + out + vector * N, g);
     }
     const float mean = lane_sum<kLanes>(dot) / static_cast<float>(a.width);
 #pragma unroll
@@ -130,6 +134,7 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(const __grid_constan
       write(static_cast<T*>(a.grad_x) + out + vector * N, dn[v]);
     }
   }
+  if (a.partial == nullptr) return;
   store_column_sums<N, kLanes, kVectors>(dw, a.width,
                                          a.partial + static_cast<int64_t>(blockIdx.x) * a.width);
 }
@@ -138,7 +143,7 @@ int64_t rows_of(const GatedRmsNormShape& shape) { return shape.tokens * shape.he
 
 int64_t backward_blocks(const GatedRmsNormShape& shape) {
   // Eight rows or more per CTA, so that the partial sums stay few.
-  return lane_row_blocks(rows_of(shape) / 8, multiprocessors() * int64_t{4});
+  return lane_row_blocks(rows_of(shape) / 8, multiprocessors() * int64_t{kBackwardBlocks});
 }
 
 Arguments arguments_of(const GatedRmsNormShape& shape, int n, const InputRows& x,
@@ -190,8 +195,8 @@ int64_t gated_rms_norm_backward_workspace(const GatedRmsNormShape& shape) {
 
 void gated_rms_norm_backward(const GatedRmsNormShape& shape, const InputRows& x, const InputRows& z,
                              const void* weight, const float* rstd, const InputRows& grad_y,
-                             void* grad_x, void* grad_z, void* grad_weight, float* workspace,
-                             cudaStream_t stream) {
+                             void* grad_x, void* grad_z, void* grad_weight, void* y,
+                             float* workspace, cudaStream_t stream) {
   if (shape.width == 0) return;
   const bool wide = aligned(x, shape.type, shape.width, 16) &&
                     aligned(z, shape.type, shape.width, 16) &&
@@ -205,14 +210,16 @@ void gated_rms_norm_backward(const GatedRmsNormShape& shape, const InputRows& x,
     a.grad_x = grad_x;
     a.grad_z = grad_z;
     a.rstd = const_cast<float*>(rstd);
-    a.partial = workspace;
+    a.y = y;
+    a.partial = grad_weight != nullptr ? workspace : nullptr;
     dispatch_lanes<N>("gated_rms_norm", shape.width, [&](auto lanes, auto vectors) {
       backward_kernel<T, N, lanes.value, vectors.value>
           <<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(a);
     });
   });
   check_launch("gated_rms_norm_backward");
-  column_sum(workspace, blocks, shape.width, grad_weight, shape.weight_type, stream);
+  if (grad_weight != nullptr)
+    column_sum(workspace, blocks, shape.width, grad_weight, shape.weight_type, stream);
 }
 
 }  // namespace heddle::ops::cuda

@@ -24,11 +24,11 @@ void gated_rms_norm_forward(const GatedRmsNormShape& shape, const InputRows& x, 
 /// Floats of scratch that the backward needs.
 int64_t gated_rms_norm_backward_workspace(const GatedRmsNormShape& shape);
 
-/// Gradients of x and z (contiguous) and of the weight (of its type). Bytes per row: 5 x width x
-/// element + 4.
+/// Gradients of x and z (contiguous) and, unless null, of the weight (of its type); y, unless null,
+/// takes the forward's output again. Bytes per row: 5 (6 with y) x width x element + 4.
 void gated_rms_norm_backward(const GatedRmsNormShape& shape, const InputRows& x, const InputRows& z,
                              const void* weight, const float* rstd, const InputRows& grad_y,
-                             void* grad_x, void* grad_z, void* grad_weight, float* workspace,
-                             cudaStream_t stream);
+                             void* grad_x, void* grad_z, void* grad_weight, void* y,
+                             float* workspace, cudaStream_t stream);
 
 }  // namespace heddle::ops::cuda

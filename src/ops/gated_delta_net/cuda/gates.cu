@@ -98,7 +98,7 @@ __global__ void backward_kernel(const __grid_constant__ Arguments p) {
       }
     }
   }
-  if (p.grad_g == nullptr) return;
+  if (p.grad_g == nullptr || p.partial_a_log == nullptr) return;
   // A thread per head and side of the CTA: kThreads or heads of them, at most kGdnGatesMostHeads.
   lines[0][threadIdx.x] = d_a_log;
   lines[1][threadIdx.x] = d_dt_bias;
@@ -187,8 +187,10 @@ void gdn_gates_backward(const GdnGatesShape& shape, const InputRows& a, const vo
   p.grad_beta = grad_beta;
   p.grad_a = grad_a;
   p.grad_b = grad_b;
-  p.partial_a_log = workspace;
-  p.partial_dt_bias = workspace + blocks * shape.heads;
+  if (grad_a_log != nullptr) {
+    p.partial_a_log = workspace;
+    p.partial_dt_bias = workspace + blocks * shape.heads;
+  }
   if (blocks > 0) {
     dispatch_access(shape.type, false, [&](auto access) {
       using T = typename decltype(access)::Type;

@@ -26,6 +26,7 @@ int64_t gdn_gates_backward_workspace(const GdnGatesShape& shape);
 
 /// Either of grad_g and grad_beta (fp32 [tokens, heads], contiguous) may be null; grad_a,
 /// grad_a_log and grad_dt_bias are written with grad_g (and null without), grad_b with grad_beta.
+/// The gradients of the parameters may be null in any case.
 /// Bytes per token and head: 4 x element + 16.
 void gdn_gates_backward(const GdnGatesShape& shape, const InputRows& a, const void* a_log,
                         const void* dt_bias, const float* g, const float* beta, const float* grad_g,

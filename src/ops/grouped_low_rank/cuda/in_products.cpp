@@ -43,10 +43,11 @@ Tensors run(const std::vector<Products>& sums, const Columns& columns, bool b_ha
   Tensors results;
   std::vector<cuda::ProductSum> work;
   for (std::size_t i = 0; i < sums.size(); ++i) {
-    results.push_back(at::empty({first.size(0), columns[i]}, first.options()));
+    results.push_back(linear_cuda::result_like(first, columns[i]));
     cuda::ProductSum sum;
     sum.y = results[i].mutable_data_ptr();
-    sum.y_stride = sum.columns = columns[i];
+    sum.y_stride = results[i].stride(0);
+    sum.columns = columns[i];
     if (start.defined()) {
       sum.start = start.const_data_ptr();
       sum.start_stride = start.stride(0);

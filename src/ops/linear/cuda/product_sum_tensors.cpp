@@ -21,8 +21,14 @@ bool can_sum(const std::vector<Products>& sums, const std::vector<std::int64_t>&
   }
   const std::int64_t rows = sums[0][0].a.size(0);
   return terms <= cuda::kMostProductTerms && sums.size() <= cuda::kMostProductSums &&
-         rows >= kFewestRows &&
-         std::all_of(columns.begin(), columns.end(), [](std::int64_t n) { return n % 8 == 0; });
+         rows >= kFewestRows && std::all_of(columns.begin(), columns.end(), [](std::int64_t n) {
+           return n % 8 == 0 || n < 8;
+         });
+}
+
+at::Tensor result_like(const at::Tensor& a, std::int64_t columns) {
+  at::Tensor y = at::empty({a.size(0), std::max<std::int64_t>(columns, 8)}, a.options());
+  return columns < 8 ? y.narrow(1, 0, columns) : y;
 }
 
 Tensors sums_of(const std::vector<Products>& sums, const std::vector<std::int64_t>& columns,
@@ -32,10 +38,11 @@ Tensors sums_of(const std::vector<Products>& sums, const std::vector<std::int64_
   Tensors results;
   std::vector<cuda::ProductSum> work;
   for (std::size_t i = 0; i < sums.size(); ++i) {
-    const at::Tensor y = at::empty({first.size(0), columns[i]}, first.options());
+    const at::Tensor y = result_like(first, columns[i]);
     cuda::ProductSum sum;
     sum.y = y.mutable_data_ptr();
-    sum.y_stride = sum.columns = columns[i];
+    sum.y_stride = y.stride(0);
+    sum.columns = columns[i];
     if (start.defined()) {
       sum.start = start.const_data_ptr();
       sum.start_stride = start.stride(0);

@@ -340,12 +340,13 @@ MoeExperts::Gradients backward(const MoeExperts::Inputs& in, const MoeExperts::F
 at::Tensor add_shared(const at::Tensor& routed, const at::Tensor& shared, const at::Tensor& gate,
                       const at::Tensor& residual) {
   const cuda::OnDevice on(routed);
-  const at::Tensor a = routed.contiguous(), b = shared.contiguous(), g = gate.contiguous(),
+  const at::Tensor a = routed.contiguous(), b = shared.contiguous(),
                    r = residual.defined() ? residual.contiguous() : residual;
   at::Tensor y = at::empty_like(a);
   cuda::shared_expert_forward(a.size(0), a.size(1), a.const_data_ptr(), b.const_data_ptr(),
-                              g.const_data_ptr(), r.defined() ? r.const_data_ptr() : nullptr,
-                              y.mutable_data_ptr(), on.stream());
+                              gate.const_data_ptr(), gate.stride(0),
+                              r.defined() ? r.const_data_ptr() : nullptr, y.mutable_data_ptr(),
+                              on.stream());
   return y;
 }
 
@@ -353,11 +354,13 @@ std::pair<at::Tensor, at::Tensor> add_shared_backward(const at::Tensor& shared,
                                                       const at::Tensor& gate,
                                                       const at::Tensor& grad_y) {
   const cuda::OnDevice on(shared);
-  const at::Tensor x = shared.contiguous(), g = gate.contiguous(), dy = grad_y.contiguous();
-  at::Tensor d_shared = at::empty_like(x), d_gate = at::empty_like(g);
-  cuda::shared_expert_backward(x.size(0), x.size(1), x.const_data_ptr(), g.const_data_ptr(),
-                               dy.const_data_ptr(), d_shared.mutable_data_ptr(),
-                               d_gate.mutable_data_ptr(), on.stream());
+  const at::Tensor x = shared.contiguous(), dy = grad_y.contiguous();
+  at::Tensor d_shared = at::empty_like(x);
+  // Its rows begin on 16 bytes, so that it is a term of a sum of products.
+  at::Tensor d_gate = at::empty({gate.size(0), 8}, gate.options()).narrow(1, 0, 1);
+  cuda::shared_expert_backward(x.size(0), x.size(1), x.const_data_ptr(), gate.const_data_ptr(),
+                               gate.stride(0), dy.const_data_ptr(), d_shared.mutable_data_ptr(),
+                               d_gate.mutable_data_ptr(), d_gate.stride(0), on.stream());
   return {d_shared, d_gate};
 }
 

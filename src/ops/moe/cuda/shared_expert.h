@@ -7,13 +7,16 @@
 namespace heddle::ops::cuda {
 
 /// y = routed + sigmoid(gate) * shared, and + residual unless that is null; routed, shared,
-/// residual, y [T,width], gate [T]. Bytes per element: 6, with a residual 8.
+/// residual, y [T,width], gate [T], its elements `gate_stride` apart. Bytes per element: 6, with a
+/// residual 8.
 void shared_expert_forward(int64_t tokens, int64_t width, const void* routed, const void* shared,
-                           const void* gate, const void* residual, void* y, cudaStream_t stream);
+                           const void* gate, int64_t gate_stride, const void* residual, void* y,
+                           cudaStream_t stream);
 
-/// The gradients of shared and gate. Bytes per element: 6.
+/// The gradients of shared and of the gate, whose elements lie `grad_gate_stride` apart. Bytes per
+/// element: 6.
 void shared_expert_backward(int64_t tokens, int64_t width, const void* shared, const void* gate,
-                            const void* grad_y, void* grad_shared, void* grad_gate,
-                            cudaStream_t stream);
+                            int64_t gate_stride, const void* grad_y, void* grad_shared,
+                            void* grad_gate, int64_t grad_gate_stride, cudaStream_t stream);
 
 }  // namespace heddle::ops::cuda

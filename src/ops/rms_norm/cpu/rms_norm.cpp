@@ -46,9 +46,8 @@ RmsNorm::Forward forward(const at::Tensor& x, const at::Tensor& residual, const 
   return result;
 }
 
-std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& input, const NormWeight& weight,
-                                           const at::Tensor& rstd, const at::Tensor& grad_y,
-                                           const at::Tensor& grad_sum) {
+RmsNorm::Gradients backward(const RmsNorm::Backward& in) {
+  const auto& [input, weight, rstd, grad_y, grad_y_2, grad_sum, wants_weight, wants_y] = in;
   const c10::ScalarType type = compute_type(input);
   const at::Tensor x = input.contiguous(), dy = grad_y.contiguous();
   const at::Tensor ds = grad_sum.defined() ? grad_sum.contiguous() : grad_sum;
@@ -79,7 +78,7 @@ std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& input, const NormWe
   } else {
     run(dw.mutable_data_ptr<float>());
   }
-  return {dx, dw.to(weight.value.scalar_type())};
+  return {dx, dw.to(weight.value.scalar_type()), {}};
 }
 
 }  // namespace heddle::ops::rms_norm_cpu

@@ -58,45 +58,34 @@ RmsNorm::Forward forward(const at::Tensor& x, const at::Tensor& residual, const 
   return result;
 }
 
-/// `y`, unless undefined, takes the output.
 template <bool kEight>
-std::pair<at::Tensor, at::Tensor> gradients(const at::Tensor& input, const NormWeight& weight,
-                                            const at::Tensor& rstd, const at::Tensor& grad_y,
-                                            const at::Tensor& grad_sum, const at::Tensor& y) {
+RmsNorm::Gradients backward(const RmsNorm::Backward& in) {
+  const at::Tensor& input = in.input;
   const cuda::OnDevice on(input);
-  const cuda::RmsNormShape shape = shape_of(input, weight);
-  const at::Tensor rows = matrix(input), dy = matrix(grad_y), ds = matrix(grad_sum),
-                   w = weight.value.contiguous();
-  at::Tensor dx = at::empty(input.sizes(), input.options());
-  at::Tensor dw = at::empty(weight.value.sizes(), weight.value.options());
-  const at::Tensor workspace = cuda::workspace_on(input, cuda::rms_norm_backward_workspace(shape));
+  const cuda::RmsNormShape shape = shape_of(input, in.weight);
+  const at::Tensor rows = matrix(input), dy = matrix(in.grad_y), dy_2 = matrix(in.grad_y_2),
+                   ds = matrix(in.grad_sum), w = in.weight.value.contiguous();
+  RmsNorm::Gradients result;
+  result.input = at::empty(input.sizes(), input.options());
+  if (in.wants_y) result.y = at::empty(input.sizes(), input.options());
+  at::Tensor workspace;
+  if (in.wants_weight) {
+    result.weight = at::empty(w.sizes(), w.options());
+    workspace = cuda::workspace_on(input, cuda::rms_norm_backward_workspace(shape));
+  }
   std::optional<cuda::EightBitRows> narrow;
-  if (kEight) narrow = eight_bit_result(dx, w, {rows, dy, ds, y});
-  cuda::rms_norm_backward(
-      shape, cuda::input_rows(rows), w.const_data_ptr(), rstd.const_data_ptr<float>(),
-      cuda::input_rows(dy), cuda::input_rows(ds), dx.mutable_data_ptr(), dw.mutable_data_ptr(),
-      y.defined() ? y.mutable_data_ptr() : nullptr, workspace.mutable_data_ptr<float>(),
-      on.stream(), narrow ? cuda::places_in(*narrow) : cuda::Fp8Rows{});
-  if (narrow) cuda::lay_beside(dx, *std::move(narrow));
-  return {dx, dw};
-}
-
-template <bool kEight>
-std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& input, const NormWeight& weight,
-                                           const at::Tensor& rstd, const at::Tensor& grad_y,
-                                           const at::Tensor& grad_sum) {
-  return gradients<kEight>(input, weight, rstd, grad_y, grad_sum, {});
-}
-
-template <bool kEight>
-std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_again(const at::Tensor& input,
-                                                              const NormWeight& weight,
-                                                              const at::Tensor& rstd,
-                                                              const at::Tensor& grad_y,
-                                                              const at::Tensor& grad_sum) {
-  const at::Tensor y = at::empty(input.sizes(), input.options());
-  auto [dx, dw] = gradients<kEight>(input, weight, rstd, grad_y, grad_sum, y);
-  return {dx, dw, y};
+  if (kEight) narrow = eight_bit_result(result.input, w, {rows, dy, dy_2, ds, result.y});
+  const auto place = [](const at::Tensor& x) {
+    return x.defined() ? x.mutable_data_ptr() : nullptr;
+  };
+  cuda::rms_norm_backward(shape, cuda::input_rows(rows), w.const_data_ptr(),
+                          in.rstd.const_data_ptr<float>(),
+                          {cuda::input_rows(dy), cuda::input_rows(dy_2), cuda::input_rows(ds)},
+                          place(result.input), place(result.weight), place(result.y),
+                          workspace.defined() ? workspace.mutable_data_ptr<float>() : nullptr,
+                          on.stream(), narrow ? cuda::places_in(*narrow) : cuda::Fp8Rows{});
+  if (narrow) cuda::lay_beside(result.input, *std::move(narrow));
+  return result;
 }
 
 std::optional<std::string> refuse(const RmsNorm::Dims& dims) {
@@ -117,7 +106,7 @@ void add_rms_norm(Registry& registry) {
   using namespace rms_norm_cuda;
   KernelInfo info = KernelInfo::cuda("cuda.fused");
   info.falls_back = "linear's cuda.sm90_or_cublas where a step of generation has up to 64 rows";
-  registry.add<RmsNorm>(info, {forward<false>, backward<false>, backward_again<false>},
+  registry.add<RmsNorm>(info, {forward<false>, backward<false>, /*does_all_in_one_pass=*/true},
                         {.refuse = refuse});
   KernelInfo fp8 = KernelInfo::cuda("cuda.fused_fp8", {c10::ScalarType::BFloat16});
   fp8.only_by_name = true;
@@ -125,7 +114,7 @@ void add_rms_norm(Registry& registry) {
       "cuda.fused for fewer than {} rows, rows narrower than {}, not a multiple of 16 or not "
       "starting on 16 bytes",
       kFewestEightBitRows, kNarrowestEightBit);
-  registry.add<RmsNorm>(fp8, {forward<true>, backward<true>, backward_again<true>},
+  registry.add<RmsNorm>(fp8, {forward<true>, backward<true>, /*does_all_in_one_pass=*/true},
                         {.refuse = refuse});
 }
 

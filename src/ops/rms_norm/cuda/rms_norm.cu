@@ -21,7 +21,7 @@ struct Arguments {
   uint32_t rows, width, vectors;  // vectors: accesses in a row
   Element weight_type;
   float eps, offset;
-  InputRows x, residual, grad_y, grad_sum;
+  InputRows x, residual, grad_y, grad_y_2, grad_sum;
   const void* weight;
   void *y, *sum, *grad_x;
   float* rstd;
@@ -110,15 +110,16 @@ __global__ void __launch_bounds__(N == 1 ? 1024 : 512, N > 1 && kVectors == 1 ? 
   }
 }
 
-/// A thread's part of one row in the backward.
-template <class T, int N, int kVectors>
+/// A thread's part of one row in the backward. kTwo: y had two readers.
+template <class T, int N, int kVectors, bool kTwo>
 struct BackwardRow {
-  Packed<T, N> x[kVectors], dy[kVectors], sum[kVectors];
+  Packed<T, N> x[kVectors], dy[kVectors], sum[kVectors], dy_2[kTwo ? kVectors : 1];
   float rstd;
 
   __device__ __forceinline__ void fetch(const Arguments& a, uint32_t row) {
     const T* x_row = static_cast<const T*>(a.x.data) + row * a.x.outer_stride;
     const T* dy_row = static_cast<const T*>(a.grad_y.data) + row * a.grad_y.outer_stride;
+    const T* dy_2_row = static_cast<const T*>(a.grad_y_2.data) + row * a.grad_y_2.outer_stride;
     const T* sum_row = static_cast<const T*>(a.grad_sum.data) + row * a.grad_sum.outer_stride;
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
@@ -126,13 +127,14 @@ struct BackwardRow {
       if (vector >= a.vectors) continue;
       x[v] = load<N>(x_row + vector * N);
       dy[v] = load<N>(dy_row + vector * N);
+      if constexpr (kTwo) dy_2[v] = load<N>(dy_2_row + vector * N);
       if (a.grad_sum.data != nullptr) sum[v] = load<N>(sum_row + vector * N);
     }
     rstd = a.rstd[row];
   }
 };
 
-template <class T, int N, int kVectors, bool kEight>
+template <class T, int N, int kVectors, bool kTwo, bool kEight>
 __global__ void __launch_bounds__(N == 1 ? 1024 : 512, N > 1 && kVectors == 1 ? 2 : 1)
     backward_kernel(const __grid_constant__ Arguments a) {
   __shared__ float scratch[2][32];
@@ -141,11 +143,11 @@ __global__ void __launch_bounds__(N == 1 ? 1024 : 512, N > 1 && kVectors == 1 ? 
   int phase = 0;
   // With one access a thread there are registers to spare for the next row's.
   constexpr bool kFetchAhead = kVectors == 1;
-  BackwardRow<T, N, kVectors> next;
+  BackwardRow<T, N, kVectors, kTwo> next;
   if (kFetchAhead && blockIdx.x < a.rows) next.fetch(a, blockIdx.x);
   for (uint32_t row = blockIdx.x; row < a.rows; row += gridDim.x, phase ^= 1) {
     if (!kFetchAhead) next.fetch(a, row);
-    const BackwardRow<T, N, kVectors> in = next;
+    const BackwardRow<T, N, kVectors, kTwo> in = next;
     if (kFetchAhead && row + gridDim.x < a.rows) next.fetch(a, row + gridDim.x);
     // n: the normalised input; g: the gradient with respect to it.
     float n[kVectors][N], g[kVectors][N], dot = 0;
@@ -156,6 +158,12 @@ __global__ void __launch_bounds__(N == 1 ? 1024 : 512, N > 1 && kVectors == 1 ? 
       float w[N];
       unpack(in.x[v], n[v]);
       unpack(in.dy[v], g[v]);
+      if constexpr (kTwo) {
+        float other[N];
+        unpack(in.dy_2[v], other);
+#pragma unroll
+        for (int i = 0; i < N; ++i) g[v][i] += other[i];
+      }
       read_weight(a.weight, a.weight_type, vector * N, w);
       float y[N];
 #pragma unroll
@@ -191,6 +199,7 @@ __global__ void __launch_bounds__(N == 1 ? 1024 : 512, N > 1 && kVectors == 1 ? 
     }
     if constexpr (kEight) write_fp8(a.fp8, packed, row, a.width, largest, largest_scratch[phase]);
   }
+  if (a.partial == nullptr) return;
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
     const uint32_t vector = v * blockDim.x + threadIdx.x;
@@ -287,6 +296,7 @@ void rms_norm_forward(const RmsNormShape& shape, const InputRows& x, const Input
                       residual,
                       {},
                       {},
+                      {},
                       weight,
                       y,
                       sum,
@@ -311,12 +321,12 @@ int64_t rms_norm_backward_workspace(const RmsNormShape& shape) {
 }
 
 void rms_norm_backward(const RmsNormShape& shape, const InputRows& input, const void* weight,
-                       const float* rstd, const InputRows& grad_y, const InputRows& grad_sum,
-                       void* grad_input, void* grad_weight, void* y, float* workspace,
-                       cudaStream_t stream, const Fp8Rows& grad_input_fp8) {
+                       const float* rstd, const NormGradients& grads, void* grad_input,
+                       void* grad_weight, void* y, float* workspace, cudaStream_t stream,
+                       const Fp8Rows& grad_input_fp8) {
   if (shape.width == 0) return;
-  const bool wide =
-      wide_access(shape, {input, grad_y, grad_sum, {grad_input, 0, 0}, {y, 0, 0}}, weight);
+  const bool wide = wide_access(
+      shape, {input, grads.y, grads.y_2, grads.sum, {grad_input, 0, 0}, {y, 0, 0}}, weight);
   check_width(shape.width, wide);
   int64_t blocks = 0;
   if (shape.rows > 0) {
@@ -335,25 +345,34 @@ void rms_norm_backward(const RmsNormShape& shape, const InputRows& input, const 
                         shape.offset,
                         input,
                         {},
-                        grad_y,
-                        grad_sum,
+                        grads.y,
+                        grads.y_2,
+                        grads.sum,
                         weight,
                         y,
                         nullptr,
                         grad_input,
                         const_cast<float*>(rstd),
-                        workspace,
+                        grad_weight != nullptr ? workspace : nullptr,
                         grad_input_fp8};
-      dispatch_vectors(plan.vectors_per_thread, [&](auto v) {
+      const auto launch = [&](auto v, auto two) {
         with_eight_bit<T, N>(grad_input_fp8, [&](auto eight) {
-          backward_kernel<T, N, v.value, eight.value>
+          backward_kernel<T, N, v.value, two.value, eight.value>
               <<<static_cast<unsigned>(blocks), plan.threads, 0, stream>>>(a);
         });
+      };
+      dispatch_vectors(plan.vectors_per_thread, [&](auto v) {
+        if (grads.y_2.data != nullptr) {
+          launch(v, std::true_type());
+        } else {
+          launch(v, std::false_type());
+        }
       });
     });
     check_launch("rms_norm_backward");
   }
-  column_sum(workspace, blocks, shape.width, grad_weight, shape.weight_type, stream);
+  if (grad_weight != nullptr)
+    column_sum(workspace, blocks, shape.width, grad_weight, shape.weight_type, stream);
 }
 
 }  // namespace heddle::ops::cuda

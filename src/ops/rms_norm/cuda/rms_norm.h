@@ -28,13 +28,19 @@ void rms_norm_forward(const RmsNormShape& shape, const InputRows& x, const Input
 /// Floats of scratch that the backward needs: one row of partial sums per CTA.
 int64_t rms_norm_backward_workspace(const RmsNormShape& shape);
 
-/// grad_input = rstd * (dn - n mean(dn n)) + grad_sum with n = input * rstd, dn = grad_y *
-/// (offset + weight); grad_sum may be null. grad_weight [width], of weight_type, = sum over rows of
-/// grad_y n. grad_input is contiguous, as is y, unless null: the forward's output again. Bytes per
-/// row: 4 (3 without grad_sum, one more with y) x width x element + 4. grad_input_fp8 as y_fp8.
+/// What flows back into a norm; y_2, of a second reader of y, and sum may be null.
+struct NormGradients {
+  InputRows y, y_2, sum;
+};
+
+/// grad_input = rstd * (dn - n mean(dn n)) + grads.sum with n = input * rstd, dn = (grads.y +
+/// grads.y_2) * (offset + weight). grad_weight [width], of weight_type, unless null, = sum over
+/// rows of (grads.y + grads.y_2) n. grad_input is contiguous, as is y, unless null: the forward's
+/// output again. Bytes per row: (2 + the gradients + 1 with y) x width x element + 4.
+/// grad_input_fp8 as y_fp8.
 void rms_norm_backward(const RmsNormShape& shape, const InputRows& input, const void* weight,
-                       const float* rstd, const InputRows& grad_y, const InputRows& grad_sum,
-                       void* grad_input, void* grad_weight, void* y, float* workspace,
-                       cudaStream_t stream, const Fp8Rows& grad_input_fp8 = {});
+                       const float* rstd, const NormGradients& grads, void* grad_input,
+                       void* grad_weight, void* y, float* workspace, cudaStream_t stream,
+                       const Fp8Rows& grad_input_fp8 = {});
 
 }  // namespace heddle::ops::cuda

@@ -58,7 +58,8 @@ std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x, const NormWeight&
 
 std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& x, const NormWeight& weight,
                                            const at::Tensor& cos, const at::Tensor& sin,
-                                           const at::Tensor& rstd, const at::Tensor& grad_y) {
+                                           const at::Tensor& rstd, const at::Tensor& grad_y,
+                                           bool wants_weight) {
   Operands operands(x, weight, cos, sin);
   QkNormRopeRows& rows = operands.rows;
   const at::Tensor dy = grad_y.contiguous();

@@ -43,22 +43,31 @@ std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x, const NormWeight&
   return {y, rstd};
 }
 
-std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& x, const NormWeight& weight,
-                                           const at::Tensor& cos, const at::Tensor& sin,
-                                           const at::Tensor& rstd, const at::Tensor& grad_y) {
+at::Tensor backward_into(const at::Tensor& x, const NormWeight& weight, const at::Tensor& cos,
+                         const at::Tensor& sin, const at::Tensor& rstd, const at::Tensor& grad_y,
+                         bool wants_weight, at::Tensor grad_x) {
   const cuda::OnDevice on(x);
   const Prepared in(x, weight, cos, sin);
   const at::Tensor dy = cuda::with_unit_stride(grad_y);
-  at::Tensor dx = at::empty(x.sizes(), x.options());
-  at::Tensor dw = at::empty(weight.value.sizes(), weight.value.options());
-  const at::Tensor workspace =
-      cuda::workspace_on(x, cuda::qk_norm_rope_backward_workspace(in.shape));
-  cuda::qk_norm_rope_backward(in.shape, cuda::input_rows(in.x), in.weight.const_data_ptr(),
-                              in.cos.const_data_ptr<float>(), in.sin.const_data_ptr<float>(),
-                              rstd.const_data_ptr<float>(), cuda::input_rows(dy),
-                              cuda::output_rows(dx), dw.mutable_data_ptr(),
-                              workspace.mutable_data_ptr<float>(), on.stream());
-  return {dx, dw};
+  at::Tensor dw, workspace;
+  if (wants_weight) {
+    dw = at::empty(weight.value.sizes(), weight.value.options());
+    workspace = cuda::workspace_on(x, cuda::qk_norm_rope_backward_workspace(in.shape));
+  }
+  cuda::qk_norm_rope_backward(
+      in.shape, cuda::input_rows(in.x), in.weight.const_data_ptr(), in.cos.const_data_ptr<float>(),
+      in.sin.const_data_ptr<float>(), rstd.const_data_ptr<float>(), cuda::input_rows(dy),
+      cuda::output_rows(grad_x), wants_weight ? dw.mutable_data_ptr() : nullptr,
+      wants_weight ? workspace.mutable_data_ptr<float>() : nullptr, on.stream());
+  return dw;
+}
+
+std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& x, const NormWeight& weight,
+                                           const at::Tensor& cos, const at::Tensor& sin,
+                                           const at::Tensor& rstd, const at::Tensor& grad_y,
+                                           bool wants_weight) {
+  const at::Tensor dx = at::empty(x.sizes(), x.options());
+  return {dx, backward_into(x, weight, cos, sin, rstd, grad_y, wants_weight, dx)};
 }
 
 std::optional<std::string> refuse(const QkNormRope::Dims& dims) {
@@ -75,7 +84,8 @@ namespace heddle::ops::cuda {
 
 void add_qk_norm_rope(Registry& registry) {
   using namespace qk_norm_rope_cuda;
-  registry.add<QkNormRope>(KernelInfo::cuda("cuda.fused"), {forward, backward}, {.refuse = refuse});
+  registry.add<QkNormRope>(KernelInfo::cuda("cuda.fused"), {forward, backward, backward_into},
+                           {.refuse = refuse});
 }
 
 }  // namespace heddle::ops::cuda

@@ -237,6 +237,7 @@ __global__ void __launch_bounds__(kThreads, kVectors* N <= 8 ? 3 : 1)
       });
     }
   }
+  if (a.partial == nullptr) return;
   store_column_sums<N, kLanes, kVectors>(dw, a.width,
                                          a.partial + static_cast<int64_t>(blockIdx.x) * a.width);
 }
@@ -311,7 +312,7 @@ void qk_norm_rope_backward(const QkNormRopeShape& shape, const InputRows& x, con
   a.grad_y = grad_y;
   a.grad_x = grad_x;
   a.rstd = const_cast<float*>(rstd);
-  a.partial = workspace;
+  a.partial = grad_weight != nullptr ? workspace : nullptr;
   const int64_t blocks = backward_blocks(shape);
   const bool wide = wide_access(shape, x, weight, cos, sin) &&
                     aligned(grad_y, shape.type, shape.width, 16) &&
@@ -325,7 +326,8 @@ void qk_norm_rope_backward(const QkNormRopeShape& shape, const InputRows& x, con
     });
   });
   check_launch("qk_norm_rope_backward");
-  column_sum(workspace, blocks, shape.width, grad_weight, shape.weight_type, stream);
+  if (grad_weight != nullptr)
+    column_sum(workspace, blocks, shape.width, grad_weight, shape.weight_type, stream);
 }
 
 }  // namespace heddle::ops::cuda

@@ -27,8 +27,8 @@ void qk_norm_rope_forward(const QkNormRopeShape& shape, const InputRows& x, cons
 /// Floats of scratch that the backward needs.
 int64_t qk_norm_rope_backward_workspace(const QkNormRopeShape& shape);
 
-/// grad_x may be columns of a wider tensor. grad_weight is of the weight's type. Bytes per head: 3
-/// x width x element + 4; per token: 8 x half.
+/// grad_x may be columns of a wider tensor. grad_weight, unless null, is of the weight's type.
+/// Bytes per head: 3 x width x element + 4; per token: 8 x half.
 void qk_norm_rope_backward(const QkNormRopeShape& shape, const InputRows& x, const void* weight,
                            const float* cos, const float* sin, const float* rstd,
                            const InputRows& grad_y, const OutputRows& grad_x, void* grad_weight,

@@ -38,9 +38,14 @@ std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x, const NormWeight&
 
 std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& x, const NormWeight& weight,
                                            const at::Tensor& cos, const at::Tensor& sin,
-                                           const at::Tensor& rstd, const at::Tensor& grad_y) {
-  if (x.numel() == 0) return qk_norm_rope_reference::backward(x, weight, cos, sin, rstd, grad_y);
-  return rms_norm_reference::backward(x, weight, rstd, rotate(grad_y, cos, -sin), {});
+                                           const at::Tensor& rstd, const at::Tensor& grad_y,
+                                           bool wants_weight) {
+  if (x.numel() == 0)
+    return qk_norm_rope_reference::backward(x, weight, cos, sin, rstd, grad_y, wants_weight);
+  RmsNorm::Backward in{x, weight, rstd, rotate(grad_y, cos, -sin)};
+  in.wants_weight = wants_weight;
+  const RmsNorm::Gradients g = rms_norm_reference::backward(in);
+  return {g.input, g.weight};
 }
 
 std::optional<std::string> refuse(const QkNormRope::Dims& dims) {
