@@ -1,5 +1,6 @@
 #include "rollout/merged_adapter.h"
 
+#include <ATen/ops/addmm.h>
 #include <ATen/ops/empty_like.h>
 
 #include <utility>

@@ -1,6 +1,7 @@
 // Kernels of experts and routers on a CUDA device against the reference in fp64 on the CPU.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/zeros.h>
+#include <fmt/format.h>
 
 #include <optional>
 

@@ -2,6 +2,7 @@
 #include "tenants/adapter_trainer.h"
 
 #include <ATen/ops/equal.h>
+#include <gmock/gmock.h>
 
 #include <cmath>
 #include <filesystem>
