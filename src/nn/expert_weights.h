@@ -12,7 +12,7 @@ namespace heddle::nn {
 /// along ep divide the experts.
 class ExpertWeights {
  public:
-  /// Where its features are the model's hidden states, which all experts of a layer have.
+  /// The side whose features are the model's hidden states, which all experts of a layer have.
   enum class HiddenSide { kInput, kOutput };
 
   ExpertWeights(std::string name, std::int64_t experts, std::int64_t out_features,

@@ -45,7 +45,7 @@ class LowRank {
   bool features_in_runs_ = false;  ///< See ops::DropoutMask.
 };
 
-/// Which factors the experts of a layer have.
+/// The factors that the experts of a layer have.
 enum class ExpertFactors {
   kPairs,        ///< A pair each.
   kSharedOuter,  ///< One for all on the side of the hidden states, the other one each.

@@ -40,7 +40,8 @@ class AdaptersTest : public ::testing::Test {
     }
     words.push_back("train.router_aux_loss_coef=0");
     if (!layout.empty()) {
-      words.insert(words.begin(), {"launch", "--nproc", "2", "--"});
+      words.insert(words.begin(), {"launch", "--nproc", "2", "--log-dir",
+                                   (runs_.directory() / (run + "-logs")).string(), "--"});
       words.insert(words.end(), layout.begin(), layout.end());
     }
     const auto log = runs_.directory() / (run + ".out");

@@ -119,7 +119,7 @@ TEST_F(TenantsMemoryTest, ASetThatDoesNotFitIsRefusedBeforeItTrains) {
   EXPECT_NE(refusal.find("adapters of rank 4 have 0."), std::string::npos) << refusal;
   EXPECT_NE(refusal.find("of them on routed experts"), std::string::npos) << refusal;
   EXPECT_NE(refusal.find("expected a lower rank, fewer of train_attn"), std::string::npos);
-  // What experts share counts once.
+  // A factor that experts share counts once.
   const auto shared = trainer.snapshot(trainer.create({.rank = 4, .shared_expert_factors = true}));
   std::int64_t fewer = 0;
   shared->visit_parameters([&](const nn::Parameter& factor) { fewer += factor.owned().numel(); });

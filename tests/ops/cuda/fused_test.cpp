@@ -302,7 +302,7 @@ TEST_F(GpuFused, NormOfTwoReadersEqualsReference) {
   }
 }
 
-// What is frozen has no gradient, and the others keep their bits.
+// Frozen parameters have no gradient, and the others keep their bits.
 TEST_F(GpuFused, FrozenParametersLeaveTheOtherGradientsAsTheyAre) {
   struct Frozen {
     OpRequest kernel;

@@ -147,7 +147,7 @@ template <class T, int N>
 struct RowsAhead {
   Packed<T, N> row[kAhead];
 
-  /// Those from `token` on that lie before `end`.
+  /// Steps from `token` on that lie before `end`.
   __device__ __forceinline__ void load_from(const T* from, int64_t stride, int token, int end) {
 #pragma unroll
     for (int j = 0; j < kAhead; ++j)

@@ -28,7 +28,7 @@ void rms_norm_forward(const RmsNormShape& shape, const InputRows& x, const Input
 /// Floats of scratch that the backward needs: one row of partial sums per CTA.
 int64_t rms_norm_backward_workspace(const RmsNormShape& shape);
 
-/// What flows back into a norm; y_2, of a second reader of y, and sum may be null.
+/// Gradients that flow back into a norm; y_2, of a second reader of y, and sum may be null.
 struct NormGradients {
   InputRows y, y_2, sum;
 };
