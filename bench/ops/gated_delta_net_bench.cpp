@@ -179,7 +179,8 @@ void gates_and_norm(const Shape& s, c10::ScalarType dtype, int repetitions) {
     const auto out = functions.forward(a, b, a_log, dt_bias);
     const double forward = best_ms(repetitions, [&] { functions.forward(a, b, a_log, dt_bias); });
     const double backward = best_ms(repetitions, [&] {
-      functions.backward(a, b, a_log, dt_bias, out.first, out.second, dg, dg);
+      functions.backward(a, b, a_log, dt_bias, out.first, out.second, dg, dg,
+                         /*wants_parameters=*/true);
     });
     fmt::print("gates {:16} {:8} {:10} forward {:7.2f}  backward {:7.2f} ms\n", s.name,
                c10::toString(dtype), name, forward, backward);
@@ -190,8 +191,9 @@ void gates_and_norm(const Shape& s, c10::ScalarType dtype, int repetitions) {
     const auto functions = table<GatedRmsNorm>(name, dtype).get<GatedRmsNorm>();
     const auto out = functions.forward(x, z, w, 1e-6);
     const double forward = best_ms(repetitions, [&] { functions.forward(x, z, w, 1e-6); });
-    const double backward =
-        best_ms(repetitions, [&] { functions.backward(x, z, w, out.second, grad); });
+    const double backward = best_ms(repetitions, [&] {
+      functions.backward({x, z, w, out.second, grad});
+    });
     fmt::print("norm {:17} {:8} {:10} forward {:7.2f}  backward {:7.2f} ms\n", s.name,
                c10::toString(dtype), name, forward, backward);
   }

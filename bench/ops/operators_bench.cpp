@@ -86,7 +86,7 @@ void norms(c10::ScalarType dtype, std::int64_t tokens, std::int64_t hidden) {
     const auto f = t.get<RmsNorm>();
     const auto saved = f.forward(x, residual, w, 1e-6);
     if (!back) return [=] { f.forward(x, residual, w, 1e-6); };
-    return [=] { f.backward(saved.sum, w, saved.rstd, dy, dy); };
+    return [=] { f.backward({saved.sum, w, saved.rstd, dy, /*grad_y_2=*/{}, /*grad_sum=*/dy}); };
   };
   row("add_rms_norm forward " + shape, gigabytes(x, 4), "GB/s", run("cpu", false),
       run("reference", false), "reference");
@@ -104,7 +104,7 @@ void rope(c10::ScalarType dtype, std::int64_t tokens, std::int64_t heads, std::i
     const auto f = t.get<QkNormRope>();
     const auto saved = f.forward(x, w, tables.first, tables.second, 1e-6);
     if (!back) return [=] { f.forward(x, w, tables.first, tables.second, 1e-6); };
-    return [=] { f.backward(x, w, tables.first, tables.second, saved.second, dy); };
+    return [=] { f.backward(x, w, tables.first, tables.second, saved.second, dy, true); };
   };
   row("qk_norm_rope forward " + shape, gigabytes(dy, 2), "GB/s", run("cpu", false),
       run("reference", false), "reference");
