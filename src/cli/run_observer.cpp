@@ -44,6 +44,13 @@ train::StepInfo before_training(const train::Evaluation& evaluation) {
 
 namespace {
 
+/// Where the result is; of an adapter also the class of transformers that it acts on.
+std::string result_line(const train::Summary& summary) {
+  if (summary.adapted_class.empty()) return "model:  " + summary.output.string();
+  return fmt::format("adapter: {} (in Python on {})", summary.output.string(),
+                     summary.adapted_class);
+}
+
 std::string percent(std::int64_t part, std::int64_t whole) {
   return fmt::format(
       "{:.1f} %", whole > 0 ? 100.0 * static_cast<double>(part) / static_cast<double>(whole) : 0.0);
@@ -235,7 +242,6 @@ void RunObserver::fill_facts(const train::RunInfo& info) {
   facts_.tables = {parameters, data, memory, layout, kernels, configuration};
   if (!info.data.empty()) facts_.tables.insert(facts_.tables.begin() + 2, sources_table(info.data));
   facts_.warnings = info.bad_examples;
-  adapted_class_ = info.adapted_class;
   if (info.pipeline.empty()) return;
   ui::ReportTable pipeline{"Pipeline: a usual step, forward 0-9, backward a-z",
                            {"stage rank", "schedule"},
@@ -311,13 +317,8 @@ void RunObserver::on_finish(const train::Summary& summary) {
     out << "prompt: " << answer.prompt << "\n  before: " << answer.before
         << "\n  after:  " << answer.after << "\n";
   }
-  if (!summary.output.empty()) out << result_line(summary.output) << "\n";
+  if (!summary.output.empty()) out << result_line(summary) << "\n";
   if (config_.log.report) out << "report: " << (directory_ / "report.html").string() << "\n";
-}
-
-std::string RunObserver::result_line(const std::filesystem::path& output) const {
-  if (adapted_class_.empty()) return "model:  " + output.string();
-  return fmt::format("adapter: {} (in Python on {})", output.string(), adapted_class_);
 }
 
 void RunObserver::on_failure(const std::string& message) {
@@ -336,9 +337,9 @@ void RunObserver::on_already_finished(const train::Summary& summary, const std::
   session_.out << fmt::format(
       "already finished after step {} ({}), loss {:.4f} -> {:.4f}: nothing to train; for more "
       "raise {}\n"
-      "model:  {}\n",
+      "{}\n",
       summary.steps, limit, summary.first_loss, summary.last_loss, limit.substr(0, limit.find(' ')),
-      summary.output.string());
+      result_line(summary));
 }
 
 }  // namespace heddle::cli

@@ -49,8 +49,6 @@ class RunObserver : public train::Observer {
 
  private:
   std::vector<std::string> sample();
-  /// Where the result is; of an adapter also the class of transformers that it acts on.
-  std::string result_line(const std::filesystem::path& output) const;
   void fill_facts(const train::RunInfo& info);
   /// Answers to log.sample_prompts, for TensorBoard.
   void show_samples(std::int64_t step, const std::vector<std::string>& answers);
@@ -60,7 +58,6 @@ class RunObserver : public train::Observer {
   const Session& session_;
   std::filesystem::path directory_;
   std::function<std::vector<std::string>()> sampler_;  ///< Empty: none.
-  std::string adapted_class_;
   std::int64_t resumed_step_ = 0;
   std::filesystem::path resumed_from_;
   std::unique_ptr<ui::Progress> tokenizing_, progress_;

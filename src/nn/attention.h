@@ -39,7 +39,7 @@ class Attention {
  private:
   struct Projected {
     at::Tensor q, k, v, gate;                     ///< gate: undefined without an output gate.
-    std::shared_ptr<ops::GradientHalves> halves;  ///< Of q before its norm and of the gate.
+    std::shared_ptr<ops::GradientHalves> halves;  ///< Gradients of q and gate.
   };
   Projected project(const LinearInput& x, const Pass& pass);
   /// o [T,Hq,D].

@@ -6,7 +6,6 @@
 #include "assembly/rank_memory.h"
 #include "base/log.h"
 #include "base/text.h"
-#include "ckpt/adapter_names.h"
 #include "device/device.h"
 #include "parallel/block_runner.h"
 #include "train/parameter_groups.h"
@@ -147,12 +146,6 @@ RunInfo describe_setup(const Setup& setup, const config::RunConfig& config,
   info.kernels = setup.placed.model->kernels().lines();
   info.undecayed = optimizer.undecayed();
   info.defaulted = model.defaulted;
-  if (setup.placed.adapters) {
-    const models::Head head = setup.placed.model->head();
-    info.adapted_class =
-        ckpt::auto_class(setup.placed.source->config(), head == models::Head::kEmbed,
-                         head == models::Head::kClassify);
-  }
   if (setup.train) {
     info.data.push_back(describe_rows("train", *setup.train));
     info.bad_examples = setup.train->report().bad_examples;

@@ -40,8 +40,6 @@ struct RunInfo {
   std::vector<std::string> kernels;    ///< "gated_delta_rule: cpu.chunk"
   std::vector<std::string> undecayed;  ///< Parameters without weight decay.
   std::vector<std::string> defaulted;  ///< Model values that config.json did not give.
-  /// Class of transformers that an adapter acts on; empty without adapters.
-  std::string adapted_class;
   std::string data_summary;
   std::vector<DataInfo> data;             ///< Empty where the model generates its rows.
   std::vector<std::string> bad_examples;  ///< The first few messages of skipped rows.
@@ -77,6 +75,8 @@ struct Summary {
   bool stopped_early = false;  ///< No improvement for early_stop_patience evaluations.
   double seconds = 0;
   std::filesystem::path output;  ///< final/, empty if stopped.
+  /// Class of transformers that an adapter acts on; empty without adapters.
+  std::string adapted_class;
 };
 
 /// Receives what happens in a run; the trainer knows nothing of terminals and files of metrics.

@@ -10,6 +10,7 @@
 #include "base/errors.h"
 #include "base/files.h"
 #include "base/log.h"
+#include "ckpt/adapter_names.h"
 #include "comm/group.h"
 #include "comm/world.h"
 #include "config/config.h"
@@ -299,6 +300,11 @@ void Trainer::fill(Summary& summary, std::int64_t steps) const {
   summary.has_eval = loop_.best_eval.has_value();
   summary.best_eval = loop_.best_eval.value_or(0);
   summary.best_metric = loop_.best_metric;
+  const assembly::ModelOnRanks& placed = setup_.placed;
+  if (!placed.adapters) return;
+  const models::Head head = placed.model->head();
+  summary.adapted_class = ckpt::auto_class(placed.source->config(), head == models::Head::kEmbed,
+                                           head == models::Head::kClassify);
 }
 
 Summary Trainer::run() {

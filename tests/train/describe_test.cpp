@@ -1,5 +1,6 @@
 #include "train/describe.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -86,6 +87,20 @@ TEST_F(DescribeTest, TensorRanksDivideMatricesAndContextRanksTokens) {
   EXPECT_LT(tensor.at("optimizer"), one.at("optimizer"));
   EXPECT_NEAR(static_cast<double>(context.memory.at(kActivations)) * 2,
               static_cast<double>(one.at(kActivations)), 2);
+}
+
+TEST_F(DescribeTest, AnAdapterIsCalledOneAlsoByASecondRun) {
+  std::vector<std::string> command = {"pt"};
+  for (const std::string& argument :
+       arguments("run", {"train.max_steps=4", "train.method=lora", "adapter.rank=2"}))
+    command.push_back(argument);
+  for (const char* words : {"4 steps in ", "already finished after step 4"}) {
+    std::string out;
+    ASSERT_EQ(run_cli(command, &out), 0);
+    EXPECT_THAT(out, ::testing::StartsWith(words));
+    EXPECT_THAT(out, ::testing::HasSubstr("\nadapter: " + (dir_ / "run/final").string() +
+                                          " (in Python on AutoModelForCausalLM)\n"));
+  }
 }
 
 }  // namespace

@@ -17,7 +17,7 @@ struct CausalConv1d {
                                ///< undefined: zero.
     Sequences sequences;
     bool want_final_state = false;
-    /// If not, the backward may leave the weight's gradient undefined.
+    /// Without it the backward may leave the weight's gradient undefined.
     bool wants_weight_gradient = true;
   };
   struct Gradients {

@@ -22,9 +22,9 @@ struct RmsNorm {
     at::Tensor input;  ///< x, or x + residual.
     NormWeight weight;
     at::Tensor rstd, grad_y;
-    /// Unless undefined, of another reader of y.
+    /// The gradient from another reader of y, unless undefined.
     at::Tensor grad_y_2 = {};
-    /// Unless undefined, what flows back along the residual stream: added to the input's gradient.
+    /// The gradient along the residual stream, unless undefined: added to the input's gradient.
     at::Tensor grad_sum = {};
     bool wants_weight = true, wants_y = false;
   };
