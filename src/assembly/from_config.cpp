@@ -192,6 +192,12 @@ ops::KernelPolicy kernel_policy(const config::RunConfig& config) {
   ops::KernelPolicy policy;
   policy.allow_fallback = config.kernels.fallback == config::Fallback::kAllow;
   policy.named = config.kernels.choice;
+  if (config.kernels.fp8) {
+    policy.wishes = {{"linear", {"cuda.fp8_rowwise_from_block_4", true}},
+                     {"swiglu", {"cuda.fused_fp8"}},
+                     {"rms_norm", {"cuda.fused_fp8"}},
+                     {"frozen_experts", {"cuda.fp8"}}};
+  }
   return policy;
 }
 

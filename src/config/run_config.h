@@ -224,6 +224,7 @@ constexpr auto names_of(Fallback) { return spelled("refuse", "allow"); }
 
 struct KernelsSection {
   Fallback fallback = Fallback::kRefuse;
+  bool fp8 = false;
   std::map<std::string, std::string> choice;  ///< operator -> name of the kernel that must be used
 };
 

@@ -376,6 +376,9 @@ Section kernels_section() {
   Table<KernelsSection>(s, &RunConfig::kernels)
       .key("fallback", &KernelsSection::fallback,
            "whether an accelerator may use a reference kernel where a faster one exists")
+      .key("fp8", &KernelsSection::fp8,
+           "linear layers from the fifth block on, SwiGLU and norms in 8-bit floats, and the "
+           "experts that LoRA leaves alone on one rank; needs a Hopper GPU and bfloat16")
       .open("<operator>", &KernelsSection::choice,
             "name of the kernel this operator must use, else the run stops");
   return s;

@@ -49,6 +49,8 @@ struct Chooser {
   std::optional<std::string> why_not(const Registry::Entry& entry, c10::ScalarType wanted,
                                      const OpRequest& request) const;
   KernelTable::Choice choose(const OpRequest& request, const Registry::Entry*& chosen) const;
+  /// The kernel that `kernels.fp8` wishes for; null: none, or it does not fit, which `choice` says.
+  const Registry::Entry* wished(const OpRequest& request, KernelTable::Choice& choice) const;
   [[noreturn]] void nothing_fits(const OpRequest& request, const std::string* named,
                                  const std::vector<std::string>& known,
                                  const std::vector<std::string>& refused) const;
@@ -109,11 +111,36 @@ void Chooser::require_fast(const OpRequest& request, const KernelTable::Choice& 
       half_fits ? "model.dtype=bfloat16 (--dtype), or " : "");
 }
 
+const Registry::Entry* Chooser::wished(const OpRequest& request,
+                                       KernelTable::Choice& choice) const {
+  const auto wish = policy.wishes.find(request.op);
+  if (wish == policy.wishes.end() || policy.named.contains(request.op)) return nullptr;
+  const auto& [kernel, is_needed] = wish->second;
+  std::string reason = fmt::format("this build has none for {}", to_string(target.platform));
+  for (const Registry::Entry& entry : registry.entries()) {
+    if (entry.info.op != request.op || entry.info.name != kernel ||
+        !runs_on(entry.info, target.platform))
+      continue;
+    const auto refusal = why_not(entry, dtype, request);
+    if (!refusal) return &entry;
+    reason = *refusal;
+  }
+  if (is_needed) {
+    throw_error<ConfigError>(
+        "kernels.fp8: {} cannot run {} on {} in {} ({}); 8-bit floats need a Hopper GPU and "
+        "model.dtype=bfloat16, so leave the key out",
+        request.op, kernel, to_string(target.platform), c10::toString(dtype), reason);
+  }
+  choice.refused.push_back(fmt::format("{}: {}", kernel, reason));
+  return nullptr;
+}
+
 KernelTable::Choice Chooser::choose(const OpRequest& request,
                                     const Registry::Entry*& chosen) const {
   KernelTable::Choice choice{request.op, "", false, {}, {}};
   const auto by_user = policy.named.find(request.op);
   const std::string* named = by_user == policy.named.end() ? nullptr : &by_user->second;
+  chosen = wished(request, choice);
   std::vector<std::string> known;
   for (const bool reference_pass : {false, true}) {
     for (const Registry::Entry& entry : registry.entries()) {

@@ -113,8 +113,16 @@ class Registry {
 };
 
 struct KernelPolicy {
+  /// A kernel that goes before the registry's order.
+  struct Wish {
+    std::string kernel;
+    bool is_needed = false;  ///< Else the registry's order follows where it does not fit.
+  };
+
   bool allow_fallback = false;               ///< `kernels.fallback: allow`
   std::map<std::string, std::string> named;  ///< operator -> kernel name, from `kernels.<op>`
+  /// operator -> wish, from `kernels.fp8`; for operators that are requested and not named.
+  std::map<std::string, Wish> wishes;
 };
 
 /// The kernels of one model on one rank: filled once from its dimensions after sharding, then
@@ -132,7 +140,8 @@ class KernelTable {
   /// Chooses the first kernel that fits for each request. Throws, naming operator, kernels and
   /// reasons, DeviceError when none fits, or when on an accelerator only the reference fits
   /// although a faster kernel exists there and the policy does not allow the fallback, and
-  /// ConfigError when the user's kernel does not exist or fit or is of an operator not requested.
+  /// ConfigError when the user's kernel does not exist or fit or is of an operator not requested,
+  /// or when a needed wish does not fit.
   static KernelTable choose(const Registry& registry, const Target& target, c10::ScalarType dtype,
                             const std::vector<OpRequest>& requests,
                             const KernelPolicy& policy = {});

@@ -34,8 +34,8 @@ class DryRun {
       : config_(config), model_(model), world_(world) {
     // Only the reference kernels run on shapes; which ones a device takes is its start's to
     // say.
+    config_.kernels = {};
     config_.kernels.fallback = config::Fallback::kAllow;
-    config_.kernels.choice.clear();
   }
 
   DryRunReport run() {

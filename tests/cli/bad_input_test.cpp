@@ -111,6 +111,13 @@ const std::vector<BadInputCase>& configuration() {
        [](const Folder& f) { return f.train({"kernels.rms_norm=fast"}); },
        2,
        {"kernels.rms_norm: no kernel 'fast' that fits", "kernels of this build: cpu, reference"}},
+      {"EightBitsWithoutAGpu",
+       [](const Folder& f) {
+         return f.train({"kernels.fp8=true", "device=cpu"});
+       },
+       2,
+       {"kernels.fp8: linear cannot run cuda.fp8_rowwise_from_block_4 on cpu in Float",
+        "leave the key out"}},
       {"KernelOfAnotherModel",
        [](const Folder& f) { return f.train({"kernels.moe_experts=reference"}); },
        2,

@@ -1,5 +1,5 @@
-// The fuzz programs' functions on their seeds and on seeded changes of these: what a minute of libFuzzer would find first.
-// libFuzzer itself needs clang and time (fuzz/README.md).
+// The fuzz programs' functions on their seeds and on seeded changes of these: what a minute of
+// libFuzzer would find first. libFuzzer itself needs clang and time (fuzz/README.md).
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#define TARGET(name)                                                                 \
-  extern "C" int fuzz_##name(const std::uint8_t* data, std::size_t size);            \
+#define TARGET(name)                                                      \
+  extern "C" int fuzz_##name(const std::uint8_t* data, std::size_t size); \
   extern "C" __attribute__((weak)) int begin_##name(int* argc, char*** argv);
 HEDDLE_FUZZ_TARGETS
 #undef TARGET
@@ -37,7 +37,8 @@ const std::vector<Target>& targets() {
 
 std::vector<std::string> seeds_of(const std::string& target) {
   std::vector<fs::path> paths;
-  for (const auto& entry : fs::directory_iterator(fs::path(HEDDLE_FUZZ_SEEDS) / target)) paths.push_back(entry.path());
+  for (const auto& entry : fs::directory_iterator(fs::path(HEDDLE_FUZZ_SEEDS) / target))
+    paths.push_back(entry.path());
   std::sort(paths.begin(), paths.end());
   std::vector<std::string> seeds;
   for (const auto& path : paths) {
@@ -49,9 +50,12 @@ std::vector<std::string> seeds_of(const std::string& target) {
 
 /// A seed with one to four bytes replaced, cut short, or with a part of it repeated.
 std::string changed(std::string seed, std::mt19937& random) {
-  const auto place = [&] { return std::uniform_int_distribution<std::size_t>(0, seed.size() - 1)(random); };
+  const auto place = [&] {
+    return std::uniform_int_distribution<std::size_t>(0, seed.size() - 1)(random);
+  };
   switch (random() % 4) {
-    case 0: return seed.substr(0, place());
+    case 0:
+      return seed.substr(0, place());
     case 1: {
       const std::size_t from = place();
       return seed.insert(place(), seed.substr(from, random() % 64));
@@ -75,7 +79,9 @@ class ReadersUnderFuzzing : public ::testing::TestWithParam<Target> {
   }
 
   /// Anything but a refusal that the program expects ends the process or throws.
-  void run(const std::string& input) { EXPECT_EQ(GetParam().run(reinterpret_cast<const std::uint8_t*>(input.data()), input.size()), 0); }
+  void run(const std::string& input) {
+    EXPECT_EQ(GetParam().run(reinterpret_cast<const std::uint8_t*>(input.data()), input.size()), 0);
+  }
 
   std::vector<std::string> seeds_;
 };
@@ -92,7 +98,8 @@ TEST_P(ReadersUnderFuzzing, TakeChangesOfTheirSeeds) {
     for (int i = 0; i < kChanges && !seed.empty(); ++i) run(changed(seed, random));
 }
 
-INSTANTIATE_TEST_SUITE_P(Each, ReadersUnderFuzzing, ::testing::ValuesIn(targets()), [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(Each, ReadersUnderFuzzing, ::testing::ValuesIn(targets()),
+                         [](const auto& info) { return info.param.name; });
 
 }  // namespace
 }  // namespace heddle

@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "assembly/from_config.h"
 #include "assembly/frozen_experts.h"
 #include "assembly/model_on_ranks.h"
 #include "comm/ranks.h"
@@ -149,6 +150,15 @@ assembly::ModelRecipe mixture(const std::vector<std::string>& target_parameters,
   return recipe;
 }
 
+/// That mixture with kernels.fp8 alone.
+assembly::ModelRecipe mixture_by_key(const std::vector<std::string>& target_parameters) {
+  config::RunConfig config;
+  config.kernels.fp8 = true;
+  assembly::ModelRecipe recipe = mixture(target_parameters, {});
+  recipe.kernels = assembly::kernel_policy(config);
+  return recipe;
+}
+
 assembly::ModelOnRanks placed(const assembly::ModelRecipe& recipe) {
   runtime::Context context;
   context.device = kGpu;
@@ -172,6 +182,20 @@ TEST_F(GpuEightBitModel, FrozenExpertsAreKeptInEightBitsAlone) {
     ++found;
   });
   EXPECT_EQ(found, 8);
+}
+
+TEST_F(GpuEightBitModel, OneKeyChoosesAllKernels) {
+  using ::testing::IsSupersetOf;
+  const auto lines = [](const std::vector<std::string>& target_parameters) {
+    return placed(mixture_by_key(target_parameters)).model->kernels().lines();
+  };
+  const std::vector<std::string> always = {"linear: cuda.fp8_rowwise_from_block_4",
+                                           "swiglu: cuda.fused_fp8", "rms_norm: cuda.fused_fp8"};
+  EXPECT_THAT(lines({}), IsSupersetOf(always));
+  EXPECT_THAT(lines({}), ::testing::Contains("frozen_experts: cuda.fp8"));
+  // Experts with adapters stay as they are, and the key is no error.
+  EXPECT_THAT(lines({"experts.down_proj"}), IsSupersetOf(always));
+  EXPECT_THAT(lines({"experts.down_proj"}), ::testing::Contains("frozen_experts: as_loaded"));
 }
 
 TEST_F(GpuEightBitModel, FrozenExpertsAreRefusedWithAdaptersOnThem) {

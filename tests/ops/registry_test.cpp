@@ -9,6 +9,7 @@ namespace heddle::ops {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -110,6 +111,44 @@ TEST(KernelTable, AKernelByNameAloneIsNeverChosenOtherwise) {
   const KernelTable table =
       KernelTable::choose(registry, {}, at::kFloat, {OpRequest::of<Product>()});
   EXPECT_EQ(table.get<Product>().number, 0);
+}
+
+/// A table for `kernels.fp8`.
+KernelTable choose_wished(const std::string& kernel, bool is_needed, std::int64_t width,
+                          const std::map<std::string, std::string>& named = {}) {
+  KernelPolicy policy;
+  policy.named = named;
+  policy.wishes = {{"product", {kernel, is_needed}}, {"of no model", {"cuda.none", true}}};
+  return choose(at::kBFloat16, width, policy);
+}
+
+TEST(KernelTable, AWishGoesBeforeTheOrderAndAfterAName) {
+  const KernelTable table = choose_wished("cuda.narrow", true, 64);
+  EXPECT_EQ(table.get<Product>().number, 3);
+  EXPECT_THAT(table.warnings(), IsEmpty());
+  const KernelTable named = choose_wished("cuda.narrow", true, 64, {{"product", "cuda.wide"}});
+  EXPECT_EQ(named.get<Product>().number, 2);
+}
+
+TEST(KernelTable, AWishThatDoesNotFitIsSaidOrRefused) {
+  const KernelTable table = choose_wished("cuda.fast", false, 256);
+  EXPECT_EQ(table.get<Product>().number, 2);
+  EXPECT_THAT(table.warnings(), Contains(HasSubstr("cuda.fast: width 256 is above 128")));
+  EXPECT_THAT(choose_wished("cuda.none", false, 64).warnings(),
+              Contains(HasSubstr("cuda.none: this build has none for cuda")));
+  const auto message = [](const std::string& kernel) {
+    try {
+      choose_wished(kernel, true, 256);
+    } catch (const ConfigError& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  EXPECT_THAT(message("cuda.fast"),
+              AllOf(HasSubstr("kernels.fp8: product cannot run cuda.fast on cuda in BFloat16 "
+                              "(width 256 is above 128)"),
+                    HasSubstr("leave the key out")));
+  EXPECT_THAT(message("cuda.none"), HasSubstr("this build has none for cuda"));
 }
 
 TEST(KernelTable, AKernelForSomeShapesIsNotMissedByOthers) {

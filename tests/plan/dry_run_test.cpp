@@ -31,6 +31,7 @@ TEST(DryRun, RunsAllOfEveryLayoutOnShapes) {
            {"parallel.cp=2", "parallel.cp_method=ulysses", "parallel.tp=2"},
            {"parallel.pp=2", "parallel.pp_schedule=interleaved", "parallel.dp=2"},
            {"parallel.fsdp=2", "train.method=lora"},
+           {"parallel.fsdp=2", "kernels.fp8=true", "kernels.attention=cuda.cudnn"},
            {"parallel.fsdp=2", "model.head=classify", "model.num_labels=3"},
            {"parallel.tp=2", "model.head=embed"},
            {"parallel.dp=2", "parallel.ep=2"},
