@@ -33,7 +33,7 @@ struct SetOptions {
   bool shared_expert_factors = false;
 };
 
-/// What the directory of a set is for.
+/// Purpose for which the directory of a set is written.
 enum class SavedFor {
   kTraining,  ///< To go on: moments, steps and gradients that wait for a step beside the weights.
   kSampling,  ///< The weights alone.

@@ -86,7 +86,7 @@ TEST(TinkerDownloads, AddressesAreForThoseWhoMayReadExternalWeights) {
   const Directory folder;
   Served served(folder.path());
   Saver saver(served);
-  // What clients download is for PEFT, the rest for this server.
+  // Clients download external weights: these are for PEFT, the others for this server.
   using tenants::SavedFor;
   EXPECT_THAT(served.backend().saved_for,
               ::testing::ElementsAre(SavedFor::kPeft, SavedFor::kTraining, SavedFor::kSampling));

@@ -406,7 +406,7 @@ TEST_F(SavedSetTest, OfAMixtureHoldsASharedFactorOnceButForPeft) {
   EXPECT_EQ(stored("peft/adapter_model.safetensors"), repeated);
   EXPECT_FALSE(std::filesystem::exists(dir_ / "peft/heddle_adapter.safetensors"));
 
-  // What other programs wrote, or this one without its state, shows what is shared.
+  // Directories without a state show what is shared.
   std::filesystem::remove(dir_ / "peft/heddle_training.json");
   EXPECT_EQ(held("peft"), nn::ExpertFactors::kSharedOuter);
   expect_equal(*snapshot, *trainer.load_snapshot(dir_ / "peft"));

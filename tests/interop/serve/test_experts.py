@@ -67,7 +67,7 @@ def test_peft_says_what_a_run_of_experts_says(mixture, tmp_path, shared):
     kept = run.save_weights_for_sampler("kept").result().path
     assert service.create_sampling_client(model_path=kept).result().compute_logprobs(types.ModelInput.from_ints(TOKENS)).result() == sampled
     sizes = {each.checkpoint_id: each.size_bytes for each in service.create_rest_client().list_checkpoints(run.model_id).result().checkpoints}
-    assert (sizes["sampler_weights/kept"] < 0.7 * sizes["external_weights/mine"]) == shared, sizes
+    assert (sizes["sampler_weights/kept"] < sizes["external_weights/mine"]) == shared, sizes
     done = subprocess.run([sys.executable, "-m", "tinker.cli", "checkpoint", "download", kept, "--output", str(tmp_path / "fetched")],
                           env={**os.environ, "TINKER_BASE_URL": server.url, "TINKER_API_KEY": KEY}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
