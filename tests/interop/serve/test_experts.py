@@ -64,11 +64,11 @@ def test_peft_says_what_a_run_of_experts_says(mixture, tmp_path, shared):
     assert numpy.abs(numpy.array(sampled[1:]) - told).mean() < NATS_OF_A_SNAPSHOT
 
     # The server's own files have a shared factor once; what is downloaded of them has PEFT's form.
-    kept = run.save_weights_for_sampler("kept").result().path
+    kept, trained = run.save_weights_for_sampler("kept").result().path, run.save_state("trained").result().path
     assert service.create_sampling_client(model_path=kept).result().compute_logprobs(types.ModelInput.from_ints(TOKENS)).result() == sampled
     sizes = {each.checkpoint_id: each.size_bytes for each in service.create_rest_client().list_checkpoints(run.model_id).result().checkpoints}
     assert (sizes["sampler_weights/kept"] < sizes["external_weights/mine"]) == shared, sizes
-    done = subprocess.run([sys.executable, "-m", "tinker.cli", "checkpoint", "download", kept, "--output", str(tmp_path / "fetched")],
+    done = subprocess.run([sys.executable, "-m", "tinker.cli", "checkpoint", "download", trained, "--output", str(tmp_path / "fetched")],
                           env={**os.environ, "TINKER_BASE_URL": server.url, "TINKER_API_KEY": KEY}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     fetched = [safetensors.torch.load_file(each) for each in (tmp_path / "fetched").rglob("*.safetensors")]
