@@ -39,13 +39,19 @@ at::Tensor ExpertLora::delta(std::int64_t e) const {
 }
 
 at::Tensor ExpertLora::peft_a(const at::Tensor& whole) const {
-  return by_expert(whole, experts()).reshape({experts() * rank(), a().global_shape()[2]});
+  return compact_a(by_expert(whole, experts()));
 }
 
 at::Tensor ExpertLora::peft_b(const at::Tensor& whole) const {
-  return by_expert(whole, experts())
-      .permute({1, 2, 0})
-      .reshape({b().global_shape()[1], rank() * experts()});
+  return compact_b(by_expert(whole, experts()));
+}
+
+at::Tensor ExpertLora::compact_a(const at::Tensor& whole) const {
+  return whole.reshape({whole.size(0) * rank(), a().global_shape()[2]});
+}
+
+at::Tensor ExpertLora::compact_b(const at::Tensor& whole) const {
+  return whole.permute({1, 2, 0}).reshape({b().global_shape()[1], rank() * whole.size(0)});
 }
 
 at::Tensor ExpertLora::as_shared(const at::Tensor& by_expert, const nn::Parameter& factor) const {
@@ -65,16 +71,20 @@ void ExpertLora::set_from_peft(const at::Tensor& stored_a, const at::Tensor& sto
   const ops::NoGradient guard;
   const std::int64_t experts = this->experts(), out = b().global_shape()[1],
                      in = a().global_shape()[2];
-  if (stored_a.sizes() != at::IntArrayRef({experts * rank(), in}) ||
-      stored_b.sizes() != at::IntArrayRef({out, rank() * experts})) {
+  // A factor that the experts share may be there once.
+  const auto entries = [&](std::int64_t stored, const nn::Parameter& factor) {
+    return stored == rank() ? factor.global_shape()[0] : experts;
+  };
+  const std::int64_t of_a = entries(stored_a.size(0), a()), of_b = entries(stored_b.size(1), b());
+  if (stored_a.sizes() != at::IntArrayRef({of_a * rank(), in}) ||
+      stored_b.sizes() != at::IntArrayRef({out, rank() * of_b})) {
     throw_error<ModelError>(
         "the adapter of '{}' has A [{}] and B [{}], this model's {} experts with rank {} need "
         "[{}, {}] and [{}, {}]",
         parameter_, fmt::join(stored_a.sizes(), ", "), fmt::join(stored_b.sizes(), ", "), experts,
         rank(), experts * rank(), in, out, rank() * experts);
   }
-  set(stored_a.view({experts, rank(), in}),
-      stored_b.view({out, rank(), experts}).permute({2, 0, 1}));
+  set(stored_a.view({of_a, rank(), in}), stored_b.view({out, rank(), of_b}).permute({2, 0, 1}));
 }
 
 void ExpertLora::set(const at::Tensor& whole_a, const at::Tensor& whole_b) {

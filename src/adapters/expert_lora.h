@@ -24,8 +24,12 @@ class ExpertLora : public nn::LowRankExperts {
   /// * E] with the expert inner. PEFT knows no shared factors: they are repeated, on the host.
   at::Tensor peft_a(const at::Tensor& whole) const;
   at::Tensor peft_b(const at::Tensor& whole) const;
-  /// The reverse. Throws ModelError that names both shapes if they do not fit, and where experts
-  /// that are to share a factor have different ones.
+  /// PEFT's form but for a factor that the experts share, which is there once: A [rank, in], B
+  /// [out, rank].
+  at::Tensor compact_a(const at::Tensor& whole) const;
+  at::Tensor compact_b(const at::Tensor& whole) const;
+  /// The reverse of both forms. Throws ModelError that names the shapes if they do not fit, and
+  /// where experts that are to share a factor have different ones.
   void set_from_peft(const at::Tensor& stored_a, const at::Tensor& stored_b);
   /// Takes A [E,rank,in] and B [E,out,rank], and throws as set_from_peft does.
   void set(const at::Tensor& whole_a, const at::Tensor& whole_b);

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/errors.h"
+#include "base/quote.h"
 #include "base/text.h"
 #include "ckpt/model_directory.h"
 
@@ -14,7 +15,6 @@ namespace heddle::ckpt {
 namespace {
 
 constexpr const char* kConfigFile = "adapter_config.json";
-constexpr const char* kWeightsFile = "adapter_model.safetensors";
 constexpr std::string_view kA = ".lora_A.weight";
 constexpr std::string_view kB = ".lora_B.weight";
 constexpr std::string_view kEmbeddingA = ".lora_embedding_A";
@@ -43,7 +43,8 @@ std::string without_adapter_name(std::string name) {
 /// Sorts the tensors of an adapter file into pairs and saved parameters and collects what is wrong.
 class Sorter {
  public:
-  Sorter(const SafetensorsFile& file, const AdapterConfig& config) : file_(file), config_(config) {}
+  Sorter(const SafetensorsFile& file, const AdapterConfig& config, AdapterForm form)
+      : file_(file), config_(config), form_(form) {}
 
   void run() {
     for (const StoredTensor& tensor : file_.tensors()) sort(tensor);
@@ -178,13 +179,13 @@ class Sorter {
 
   void check_shapes(const LoraPair& pair) {
     if (pair.a.shape.size() != 2 || pair.b.shape.size() != 2 ||
-        pair.a.shape[0] != pair.b.shape[1]) {
+        !makes_pair(pair.a.shape[0], pair.b.shape[1], pair.rank, pair.parameter, form_)) {
       wrong_.push_back(
           fmt::format("'{}' is [{}] and its B is [{}], expected [rank, in] and [out, rank]",
                       pair.a.name, fmt::join(pair.a.shape, ", "), fmt::join(pair.b.shape, ", ")));
       return;
     }
-    const std::int64_t rows = pair.a.shape[0];
+    const std::int64_t rows = std::max(pair.a.shape[0], pair.b.shape[1]);
     const bool fits =
         pair.parameter.empty() ? rows == pair.rank : rows > 0 && rows % pair.rank == 0;
     if (!fits) {
@@ -195,13 +196,48 @@ class Sorter {
 
   const SafetensorsFile& file_;
   const AdapterConfig& config_;
+  AdapterForm form_;
   std::map<std::string, Halves> halves_;
   std::set<AdapterSpelling> spellings_;
   std::vector<std::string> examples_;
   std::vector<std::string> wrong_;
 };
 
+/// The file with the factors. Throws ModelError.
+Path find_weights(const Path& path) {
+  std::error_code ignored;
+  const bool has_peft = std::filesystem::exists(path / kPeftWeights, ignored),
+             has_compact = std::filesystem::exists(path / kCompactWeights, ignored);
+  if (has_peft && has_compact) {
+    throw_error<ModelError>("{}: holds {} and {}, which may be two adapters: remove one",
+                            path.string(), kPeftWeights, kCompactWeights);
+  }
+  if (has_peft || has_compact) return path / (has_peft ? kPeftWeights : kCompactWeights);
+  const bool has_pickle = std::filesystem::exists(path / "adapter_model.bin", ignored);
+  throw_error<ModelError>(
+      "{}: {} is missing{}", path.string(), kPeftWeights,
+      has_pickle ? "; adapter_model.bin is a pickle, which can run code when it is read: load it "
+                   "once with PEFT and save_pretrained() it"
+                 : "");
+}
+
+/// A compact file says what the experts share. Throws ModelError.
+void require_known_sharing(const SafetensorsFile& file) {
+  const auto found = file.metadata().find(kExpertFactorsKey);
+  const std::string shared = found == file.metadata().end() ? "" : found->second;
+  if (shared == kSharedOuter) return;
+  throw_error<ModelError>("{}: metadata '{}' is '{}', this program reads '{}'",
+                          file.path().string(), kExpertFactorsKey, text::shown(shared),
+                          kSharedOuter);
+}
+
 }  // namespace
+
+bool makes_pair(std::int64_t rows, std::int64_t columns, std::int64_t rank,
+                const std::string& parameter, AdapterForm form) {
+  if (rows == columns) return true;
+  return form == AdapterForm::kCompact && !parameter.empty() && std::min(rows, columns) == rank;
+}
 
 bool AdapterDirectory::is_one(const Path& path) {
   std::error_code ignored;
@@ -221,16 +257,12 @@ AdapterDirectory AdapterDirectory::open(const Path& path) {
   adapter.path_ = path;
   adapter.config_ =
       AdapterConfig::from_json(read_json_object(path / kConfigFile), (path / kConfigFile).string());
-  if (!std::filesystem::exists(path / kWeightsFile, ignored)) {
-    const bool has_pickle = std::filesystem::exists(path / "adapter_model.bin", ignored);
-    throw_error<ModelError>(
-        "{}: {} is missing{}", path.string(), kWeightsFile,
-        has_pickle ? "; adapter_model.bin is a pickle, which can run code when it is read: load it "
-                     "once with PEFT and save_pretrained() it"
-                   : "");
+  const SafetensorsFile file(find_weights(path), path);
+  if (file.path().filename() == kCompactWeights) {
+    adapter.form_ = AdapterForm::kCompact;
+    require_known_sharing(file);
   }
-  const SafetensorsFile file(path / kWeightsFile, path);
-  Sorter sorter(file, adapter.config_);
+  Sorter sorter(file, adapter.config_, adapter.form_);
   sorter.run();
   adapter.spelling_ = sorter.spelling();
   adapter.pairs_ = std::move(sorter.pairs);

@@ -16,7 +16,7 @@ namespace heddle::ckpt {
 /// LoRA on one linear module, y += scaling * B (A x), or on one parameter (PEFT's
 /// target_parameters), for example "gate_up_proj" of "model.layers.0.mlp.experts". For E experts A
 /// is [E * rank, in] with the expert outer, B is [out, rank * E] with the expert inner, as PEFT
-/// stores them.
+/// stores them; in the compact form a factor that the experts share is there once.
 struct LoraPair {
   std::string module;     // text spelling, for example "model.layers.0.self_attn.q_proj"
   std::string parameter;  // "" = the module is linear
@@ -38,18 +38,26 @@ struct SavedParameter {
   bool is_base = false;
 };
 
-/// A PEFT adapter directory: adapter_config.json and adapter_model.safetensors.
+/// How the factors of routed experts lie in a directory.
+enum class AdapterForm {
+  kPeft,     ///< adapter_model.safetensors: each expert has its own two.
+  kCompact,  ///< heddle_adapter.safetensors: one that the experts of a layer share is there once.
+};
+
+/// A PEFT adapter directory: adapter_config.json and adapter_model.safetensors; or the same with
+/// the factors in the compact form, in a file that PEFT does not take for its own.
 class AdapterDirectory {
  public:
   /// Throws ModelError that names file, key or tensors: unsupported features, an A without its B, a
   /// rank that differs from the configuration, tensors that no target covers, tensors of other
-  /// methods, adapter_model.bin only.
+  /// methods, adapter_model.bin only, files of both forms.
   static AdapterDirectory open(const Path& path);
   static bool is_one(const Path& path);
 
   const Path& path() const { return path_; }
   const AdapterConfig& config() const { return config_; }
   AdapterSpelling spelling() const { return spelling_; }
+  AdapterForm form() const { return form_; }
   const std::vector<LoraPair>& pairs() const { return pairs_; }
   const std::vector<SavedParameter>& saved() const { return saved_; }
   /// Pairs of the vision tower, through which text does not pass.
@@ -61,6 +69,7 @@ class AdapterDirectory {
   Path path_;
   AdapterConfig config_;
   AdapterSpelling spelling_ = AdapterSpelling::kText;
+  AdapterForm form_ = AdapterForm::kPeft;
   std::vector<LoraPair> pairs_;
   std::vector<SavedParameter> saved_;
   std::vector<LoraPair> vision_pairs_;
@@ -77,9 +86,21 @@ struct AdapterTensors {
   };
   std::vector<Pair> pairs;
   std::vector<NamedTensor> saved;  // parameters of modules_to_save: "lm_head.weight"
+  AdapterForm form = AdapterForm::kPeft;
 };
 
-/// Writes a PEFT adapter directory through "<path>.tmp" and a rename. `dtype` is the stored type of
+// The file of each form, and what the metadata of a compact one says.
+inline constexpr const char* kPeftWeights = "adapter_model.safetensors";
+inline constexpr const char* kCompactWeights = "heddle_adapter.safetensors";
+inline constexpr const char* kExpertFactorsKey = "expert_factors";
+inline constexpr const char* kSharedOuter = "shared_outer";
+
+/// Whether A with so many rows and B with so many columns make a pair: as many, or, of a parameter
+/// in the compact form, those of one expert beside those of several.
+bool makes_pair(std::int64_t rows, std::int64_t columns, std::int64_t rank,
+                const std::string& parameter, AdapterForm form);
+
+/// Writes an adapter directory through "<path>.tmp" and a rename. `dtype` is the stored type of
 /// all tensors, nothing = each tensor's own. `tokenizer` is written beside them unless its
 /// folder is "", and so are `files` and what `add_files` writes there. Throws ConfigError if
 /// something stands there that must not be replaced; FileError; InternalError if a pair's rank is

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <map>
 #include <utility>
 
@@ -30,11 +31,12 @@ std::string wrapped_module(const AdapterConfig& config, const std::string& modul
 }
 
 void check_rank(const AdapterConfig& config, const std::string& key,
-                const AdapterTensors::Pair& pair) {
+                const AdapterTensors::Pair& pair, AdapterForm form) {
   const std::int64_t rank = config.rank_of(key);
-  const bool is_matrix = pair.a.dim() == 2 && pair.b.dim() == 2 && pair.a.size(0) == pair.b.size(1);
-  const bool fits =
-      is_matrix && (pair.parameter.empty() ? pair.a.size(0) == rank : pair.a.size(0) % rank == 0);
+  const bool is_pair = pair.a.dim() == 2 && pair.b.dim() == 2 &&
+                       makes_pair(pair.a.size(0), pair.b.size(1), rank, pair.parameter, form);
+  const std::int64_t rows = is_pair ? std::max(pair.a.size(0), pair.b.size(1)) : 0;
+  const bool fits = is_pair && (pair.parameter.empty() ? rows == rank : rows % rank == 0);
   if (!fits) {
     throw_error<InternalError>(
         "LoRA on '{}': A is [{}] and B is [{}], the configuration's rank is {}", key,
@@ -56,7 +58,8 @@ void write_adapter(const Path& path, const AdapterConfig& config, const AdapterT
   };
   for (const AdapterTensors::Pair& pair : tensors.pairs) {
     const std::string module = to_spelling(pair.module, spelling);
-    check_rank(config, pair.parameter.empty() ? module : module + "." + pair.parameter, pair);
+    check_rank(config, pair.parameter.empty() ? module : module + "." + pair.parameter, pair,
+               tensors.form);
     const std::string wrapped = wrapped_module(config, module, pair.parameter);
     add(wrapped + ".lora_A.weight", pair.a);
     add(wrapped + ".lora_B.weight", pair.b);
@@ -77,7 +80,11 @@ void write_adapter(const Path& path, const AdapterConfig& config, const AdapterT
   StagingDirectory staging(place, place.string() + ".tmp");
   std::vector<TensorSpec> specs;
   for (const auto& [name, tensor] : by_name) specs.push_back(spec_of(name, tensor, dtype));
-  SafetensorsWriter writer(staging.path() / "adapter_model.safetensors", std::move(specs));
+  const bool is_compact = tensors.form == AdapterForm::kCompact;
+  std::map<std::string, std::string> metadata = {{"format", "pt"}};
+  if (is_compact) metadata[kExpertFactorsKey] = kSharedOuter;
+  SafetensorsWriter writer(staging.path() / (is_compact ? kCompactWeights : kPeftWeights),
+                           std::move(specs), metadata);
   for (const TensorSpec& spec : writer.order()) {
     append_tensor(writer, spec.name, by_name.at(spec.name), spec.dtype);
   }

@@ -18,6 +18,7 @@
 #include "ckpt/adapter_names.h"
 #include "ckpt/checked_tensor.h"
 #include "ckpt/expert_pairs.h"
+#include "ckpt/hf_shared_factors.h"
 #include "ckpt/hf_vocabulary.h"
 #include "ckpt/staging_directory.h"
 #include "ckpt/tensor_io.h"
@@ -115,7 +116,7 @@ void say_of_missing(const AdapterDirectory& directory, Model& model,
   });
   if (missing.empty()) return;
   log::warning(
-      "{}: target_modules names {} module(s) of which adapter_model.safetensors holds no factors; "
+      "{}: target_modules names {} module(s) of which the file holds no factors; "
       "they stay as in the base model: {}",
       directory.path().string(), missing.size(), text::list_some(missing));
 }
@@ -217,7 +218,7 @@ void load_saved(const AdapterDirectory& directory, Model& model,
 std::unique_ptr<adapters::LoraSet> load_adapter(
     const AdapterDirectory& directory, Model& model, const std::string& base,
     const std::function<void(adapters::LoraSet&)>& divide, bool keeps_head,
-    nn::ExpertFactors expert_factors) {
+    std::optional<nn::ExpertFactors> expert_factors) {
   const ops::NoGradient guard;
   say_of_base(directory, base);
   say_of_vision(directory);
@@ -246,7 +247,17 @@ std::unique_ptr<adapters::LoraSet> load_adapter(
   options.rank = directory.config().rank;
   options.alpha = directory.config().alpha;
   options.rslora = directory.config().use_rslora;
-  options.expert_factors = expert_factors;
+  options.expert_factors = expert_factors.value_or(nn::ExpertFactors::kPairs);
+  if (!expert_factors && stacked.empty()) {
+    std::map<std::string, nn::ExpertWeights*> experts;
+    model.visit_expert_weights(
+        [&](nn::ExpertWeights& weights) { experts[weights.weight().name()] = &weights; });
+    std::vector<ExpertPair> of_experts;
+    for (const LoraPair* pair : pairs)
+      if (const auto found = experts.find(key_of(*pair)); found != experts.end())
+        of_experts.emplace_back(pair, found->second);
+    options.expert_factors = expert_factors_of(directory, of_experts);
+  }
   auto set =
       std::make_unique<adapters::LoraSet>(adaptable(model), modules, options, model.context());
   if (divide) divide(*set);

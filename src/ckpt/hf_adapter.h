@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,19 +33,22 @@ bool unties_head(const AdapterDirectory& directory);
 /// table itself, unless `keeps_head` says that the head's stays one. Says what of the adapter does
 /// not act on text, and if it names another base model than `base`. `divide`, unless empty, gives
 /// the adapter its storage among several ranks before it is filled. `expert_factors`: those that
-/// the experts get; throws ModelError where they are to share what differs in the files.
+/// the experts get, by default one that they share once where the files say so or have the same
+/// bits for each of them; throws ModelError where they are to share what differs in the files.
 std::unique_ptr<adapters::LoraSet> load_adapter(
     const AdapterDirectory& directory, Model& model, const std::string& base,
     const std::function<void(adapters::LoraSet&)>& divide = {}, bool keeps_head = false,
-    nn::ExpertFactors expert_factors = nn::ExpertFactors::kPairs);
+    std::optional<nn::ExpertFactors> expert_factors = {});
 
-/// Writes a PEFT adapter directory. `saved`: parameters trained whole beside the adapter; a tied
+/// Writes an adapter directory. `saved`: parameters trained whole beside the adapter; a tied
 /// embedding is written as lm_head too, because PEFT unties the two, and so is what else PEFT's
-/// rule of endings makes of their modules.
+/// rule of endings makes of their modules. The compact form is for Heddle's own use, and PEFT's
+/// all the same where no experts share a factor.
 void export_adapter(Model& model, const adapters::LoraSet& adapters,
                     const std::vector<nn::Parameter*>& saved, const ModelDirectory& source,
                     const std::string& base_model, const TokenizerSource& tokenizer,
                     const Path& output, bool overwrite, const ReadWhole& read = read_from_memory,
-                    const Files& files = {}, const AddFiles& add_files = {});
+                    const Files& files = {}, const AddFiles& add_files = {},
+                    AdapterForm form = AdapterForm::kPeft);
 
 }  // namespace heddle::ckpt

@@ -36,7 +36,7 @@ void export_adapter(Model& model, const adapters::LoraSet& set,
                     const std::vector<nn::Parameter*>& saved, const ModelDirectory& source,
                     const std::string& base_model, const TokenizerSource& tokenizer,
                     const Path& output, bool overwrite, const ReadWhole& read, const Files& files,
-                    const AddFiles& add_files) {
+                    const AddFiles& add_files, AdapterForm form) {
   const auto text_name = [&](const std::string& name) { return to_text_spelling(name); };
   AdapterConfig config;
   config.base_model_name_or_path = base_model;
@@ -60,8 +60,13 @@ void export_adapter(Model& model, const adapters::LoraSet& set,
     const std::string& name = lora->parameter();
     parameters.push_back(name);
     const std::size_t dot = name.rfind('.');
+    const bool is_compact =
+        form == AdapterForm::kCompact && lora->factors() == nn::ExpertFactors::kSharedOuter;
+    if (is_compact) tensors.form = form;
+    const at::Tensor a = read(lora->a()), b = read(lora->b());
     tensors.pairs.push_back({text_name(name.substr(0, dot)), name.substr(dot + 1),
-                             lora->peft_a(read(lora->a())), lora->peft_b(read(lora->b()))});
+                             is_compact ? lora->compact_a(a) : lora->peft_a(a),
+                             is_compact ? lora->compact_b(b) : lora->peft_b(b)});
   }
   model.visit_linears([&](nn::Linear& linear) {
     if (set.of(linear) == nullptr) other_modules.push_back(linear.module());

@@ -81,7 +81,9 @@ void check_index(const ModelDirectory& model,
   }
   std::sort(pickles.begin(), pickles.end());
   std::sort(others.begin(), others.end());
-  if (std::find(others.begin(), others.end(), "adapter_model.safetensors") != others.end()) {
+  if (std::ranges::any_of(others, [](const std::string& name) {
+        return name == "adapter_model.safetensors" || name == "heddle_adapter.safetensors";
+      })) {
     throw_error<ModelError>(
         "{}: an adapter directory, not a model: give the base model, and this folder as the "
         "adapter",

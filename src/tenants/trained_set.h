@@ -57,13 +57,13 @@ std::unique_ptr<adapters::LoraSet> copy_of(assembly::ModelOnRanks& base,
 std::unique_ptr<adapters::LoraSet> load_factors(assembly::ModelOnRanks& base,
                                                 const std::filesystem::path& directory);
 
-/// Writes factors alone as a PEFT directory.
+/// See Trainer::save_snapshot().
 void save_factors(assembly::ModelOnRanks& base, const adapters::LoraSet& factors,
                   const std::filesystem::path& directory);
 
 /// See Trainer::save() and load().
 void save_trained_set(assembly::ModelOnRanks& base, const TrainedSet& set,
-                      const std::filesystem::path& directory, bool with_optimizer, bool overwrite);
+                      const std::filesystem::path& directory, SavedFor purpose, bool overwrite);
 TrainedSet load_trained_set(assembly::ModelOnRanks& base, const std::filesystem::path& directory,
                             bool with_optimizer);
 

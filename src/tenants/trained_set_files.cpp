@@ -1,9 +1,11 @@
-// The directory of a set: PEFT's files and, for training to go on, optimizer and gradients.
+// The directory of a set: its factors in PEFT's form or the compact one and, for training to go on,
+// optimizer and gradients.
 #include <ATen/ops/equal.h>
 
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "base/errors.h"
@@ -76,9 +78,15 @@ nlohmann::json read_state(const std::filesystem::path& directory) {
   }
 }
 
-/// PEFT's files have a factor for each expert in any case.
+/// PEFT's form has a factor for each expert in any case.
 bool shares_factors(const nlohmann::json& state) {
   return state.is_object() && state.contains(kSharedFactors) && state[kSharedFactors] == true;
+}
+
+/// The form of the factors that the state tells; nothing for an adapter from elsewhere.
+std::optional<nn::ExpertFactors> told_factors(const nlohmann::json& state) {
+  if (state.is_null()) return std::nullopt;
+  return shares_factors(state) ? nn::ExpertFactors::kSharedOuter : nn::ExpertFactors::kPairs;
 }
 
 /// The factors of a directory that changes nothing else of the model.
@@ -99,10 +107,8 @@ std::unique_ptr<adapters::LoraSet> factors_of(assembly::ModelOnRanks& base,
         "export`)",
         directory.string(), others.size(), text::list_some(others));
   }
-  return ckpt::load_adapter(
-      files, *base.model, base.source->path().string(), {},
-      /*keeps_head=*/true,
-      shares_factors(state) ? nn::ExpertFactors::kSharedOuter : nn::ExpertFactors::kPairs);
+  return ckpt::load_adapter(files, *base.model, base.source->path().string(), {},
+                            /*keeps_head=*/true, told_factors(state));
 }
 
 /// Fills optimizer and gradients of a set whose factors are there.
@@ -121,14 +127,16 @@ void restore(const TrainedSet& set, const std::filesystem::path& directory, std:
 }  // namespace
 
 void save_trained_set(assembly::ModelOnRanks& base, const TrainedSet& set,
-                      const std::filesystem::path& directory, bool with_optimizer, bool overwrite) {
+                      const std::filesystem::path& directory, SavedFor purpose, bool overwrite) {
+  const bool with_optimizer = purpose == SavedFor::kTraining;
   ckpt::export_adapter(
       *base.model, *set.factors, {}, *base.source, base.source->path().string(), {}, directory,
       overwrite, ckpt::read_from_memory, {{kState, state_of(set, with_optimizer).dump(2) + "\n"}},
       [&](const ckpt::Path& place) {
         if (with_optimizer)
           ckpt::write_tensors(place / kTensors, tensors_of(set, /*with_gradients=*/true));
-      });
+      },
+      purpose == SavedFor::kPeft ? ckpt::AdapterForm::kPeft : ckpt::AdapterForm::kCompact);
 }
 
 void save_factors(assembly::ModelOnRanks& base, const adapters::LoraSet& factors,
@@ -139,7 +147,8 @@ void save_factors(assembly::ModelOnRanks& base, const adapters::LoraSet& factors
     files = {{kState, state.dump(2) + "\n"}};
   }
   ckpt::export_adapter(*base.model, factors, {}, *base.source, base.source->path().string(), {},
-                       directory, /*overwrite=*/false, ckpt::read_from_memory, files, {});
+                       directory, /*overwrite=*/false, ckpt::read_from_memory, files, {},
+                       ckpt::AdapterForm::kCompact);
 }
 
 std::unique_ptr<adapters::LoraSet> load_factors(assembly::ModelOnRanks& base,
@@ -156,7 +165,8 @@ TrainedSet load_trained_set(assembly::ModelOnRanks& base, const std::filesystem:
   set.factors = factors_of(base, directory, state);
   set.options = {.rank = set.factors->options().rank,
                  .alpha = set.factors->options().alpha,
-                 .shared_expert_factors = shares_factors(state)};
+                 .shared_expert_factors =
+                     set.factors->options().expert_factors == nn::ExpertFactors::kSharedOuter};
   const bool has_state = state.contains("rank");  // else it is of factors alone
   if (with_optimizer && !has_state)
     throw_error<ModelError>("{}: no {}; it was not saved with its optimizer", directory.string(),

@@ -368,9 +368,9 @@ void Trainer::drop_gradients(SetId set, bool refuses_step) {
   state_->at(set).drop_gradients(refuses_step);
 }
 
-void Trainer::save(SetId set, const std::filesystem::path& directory, bool with_optimizer,
+void Trainer::save(SetId set, const std::filesystem::path& directory, SavedFor purpose,
                    bool overwrite) const {
-  save_trained_set(state_->base, state_->at(set), directory, with_optimizer, overwrite);
+  save_trained_set(state_->base, state_->at(set), directory, purpose, overwrite);
 }
 
 SetId Trainer::load(const std::filesystem::path& directory, bool with_optimizer) {

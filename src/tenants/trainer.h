@@ -33,6 +33,13 @@ struct SetOptions {
   bool shared_expert_factors = false;
 };
 
+/// Purpose for which the directory of a set is written.
+enum class SavedFor {
+  kTraining,  ///< To go on: moments, steps and gradients that wait for a step beside the weights.
+  kSampling,  ///< The weights alone.
+  kPeft,      ///< The weights alone, for PEFT and what reads its files.
+};
+
 /// One sequence. Position t predicts target_tokens[t]: the caller has shifted. Soft targets give a
 /// position several targets, or none: the cells that are filled of a matrix [T,target_width].
 struct Datum {
@@ -146,19 +153,20 @@ class Trainer {
   /// pass has, the next update is refused.
   void drop_gradients(SetId set, bool refuses_step);
 
-  /// Writes a PEFT directory; `with_optimizer`: besides moments, steps and gradients that wait for
-  /// a step, so that load() goes on with the same bits. Appears whole under its name. Throws
-  /// ConfigError if something stands there and not `overwrite`; FileError.
-  void save(SetId set, const std::filesystem::path& directory, bool with_optimizer,
+  /// Writes a directory, so that load() goes on with the same bits from one for training. A factor
+  /// that experts share is there once (ckpt::AdapterForm::kCompact), and repeated for PEFT; without
+  /// one all are PEFT directories. Appears whole under its name. Throws ConfigError if something
+  /// stands there and not `overwrite`; FileError.
+  void save(SetId set, const std::filesystem::path& directory, SavedFor purpose,
             bool overwrite = false) const;
-  /// A new set from such a directory. Throws ModelError; for `with_optimizer` also where the
-  /// directory was saved without.
+  /// A new set from such a directory, in whatever form, or from PEFT's. Throws ModelError; for
+  /// `with_optimizer` also where the directory was saved without.
   SetId load(const std::filesystem::path& directory, bool with_optimizer);
 
   /// A copy of the set as it is now, which no later step changes: what a pass or a request of the
   /// engine names. Lives as long as it is held, not longer than the base.
   std::shared_ptr<const adapters::LoraSet> snapshot(SetId set) const;
-  /// Writes such a copy as a PEFT directory, as save() without an optimizer.
+  /// Writes such a copy, as save() for sampling.
   void save_snapshot(const adapters::LoraSet& set, const std::filesystem::path& directory) const;
   /// Such a copy of a saved directory.
   std::shared_ptr<const adapters::LoraSet> load_snapshot(

@@ -75,6 +75,26 @@ TEST(ExpertLora, PeftsFilesHoldItsOwnMatricesAndAreReadBack) {
   }
 }
 
+TEST(ExpertLora, TheCompactFormHasASharedFactorOnceAndIsReadBack) {
+  for (const auto side : {ExpertWeights::HiddenSide::kInput, ExpertWeights::HiddenSide::kOutput}) {
+    Adapted shared(side, ExpertFactors::kSharedOuter), pairs(side, ExpertFactors::kPairs),
+        again(side, ExpertFactors::kSharedOuter);
+    const at::Tensor a = shared.lora.compact_a(shared.lora.a().data()),
+                     b = shared.lora.compact_b(shared.lora.b().data());
+    EXPECT_EQ(a.numel(), shared.lora.a().numel());
+    EXPECT_EQ(b.numel(), shared.lora.b().numel());
+    for (nn::Parameter* factor : {&again.lora.a(), &again.lora.b()}) factor->owned().zero_();
+    again.lora.set_from_peft(a, b);
+    EXPECT_TRUE(at::equal(again.lora.a().data(), shared.lora.a().data()));
+    EXPECT_TRUE(at::equal(again.lora.b().data(), shared.lora.b().data()));
+    // Experts with a pair each have no factor for all.
+    EXPECT_THAT(::heddle::testing::message_of([&] { pairs.lora.set_from_peft(a, b); }),
+                HasSubstr("this model's 5 experts with rank 3 need"));
+    EXPECT_TRUE(at::equal(pairs.lora.compact_a(pairs.lora.a().data()),
+                          pairs.lora.peft_a(pairs.lora.a().data())));
+  }
+}
+
 TEST(ExpertLora, FactorsThatDifferAreNotShared) {
   Adapted pairs(ExpertWeights::HiddenSide::kOutput, ExpertFactors::kPairs),
       shared(ExpertWeights::HiddenSide::kOutput, ExpertFactors::kSharedOuter);

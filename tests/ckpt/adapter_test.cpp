@@ -11,6 +11,7 @@
 #include "ckpt/expert_pairs.h"
 #include "ckpt/saved_modules.h"
 #include "fixtures.h"
+#include "testing/message_of.h"
 #include "testing/temporary_directory.h"
 
 namespace heddle::ckpt {
@@ -135,6 +136,73 @@ TEST_F(AdapterDirectories, ExpertParametersAreNestedAsPeftNestsThem) {
     EXPECT_EQ(pair.rank, pair.parameter == "down_proj" ? 2 : 4);
     EXPECT_EQ(pair.a.shape[1], pair.parameter == "down_proj" ? 7 : 5);
   }
+}
+
+TEST_F(AdapterDirectories, TheCompactFormHasAFileOfItsOwnThatSaysWhatIsShared) {
+  const AdapterConfig experts_of_rank_4 =
+      parse({{"target_parameters", {"mlp.experts.gate_up_proj", "mlp.experts.down_proj"}}});
+  const std::string experts = "model.layers.0.mlp.experts";
+  const auto tensors = [&](AdapterForm form) {
+    return AdapterTensors{
+        {{experts, "gate_up_proj", random_tensor("a", {4, 5}), at::zeros({14, 12})},
+         {experts, "down_proj", at::zeros({12, 7}), at::zeros({5, 4})}},
+        {},
+        form};
+  };
+  const Path compact = dir_ / "compact";
+  write_adapter(compact, experts_of_rank_4, tensors(AdapterForm::kCompact), AdapterSpelling::kText);
+  EXPECT_FALSE(std::filesystem::exists(compact / "adapter_model.safetensors"));
+  const SafetensorsFile file(compact / "heddle_adapter.safetensors");
+  EXPECT_EQ(file.metadata().at("expert_factors"), "shared_outer");
+  const auto adapter = AdapterDirectory::open(compact);
+  EXPECT_EQ(adapter.form(), AdapterForm::kCompact);
+  ASSERT_EQ(adapter.pairs().size(), 2u);
+  for (const LoraPair& pair : adapter.pairs()) {
+    EXPECT_EQ(pair.rank, 4);
+    if (pair.parameter == "gate_up_proj") {
+      EXPECT_TRUE(is_identical(read_tensor(pair.a), random_tensor("a", {4, 5})));
+    }
+  }
+
+  // PEFT's own form has as many rows of A as columns of B.
+  EXPECT_THROW(write_adapter(dir_ / "peft", experts_of_rank_4, tensors(AdapterForm::kPeft),
+                             AdapterSpelling::kText),
+               InternalError);
+  const auto opened = [&] {
+    return message_of<ModelError>([&] { AdapterDirectory::open(compact); });
+  };
+  std::filesystem::copy(compact / "heddle_adapter.safetensors",
+                        compact / "adapter_model.safetensors");
+  EXPECT_THAT(opened(), HasSubstr("two adapters: remove one"));
+  std::filesystem::remove(compact / "heddle_adapter.safetensors");
+  EXPECT_THAT(opened(), HasSubstr("is [4, 5] and its B is [14, 12], expected"));
+  std::filesystem::remove(compact / "adapter_model.safetensors");
+  write_tensors(compact / "heddle_adapter.safetensors", {{"x", at::zeros({1})}});
+  EXPECT_THAT(opened(), HasSubstr("metadata 'expert_factors' is '', this program reads"));
+}
+
+TEST_F(AdapterDirectories, ACompactPairIsOfOneExpertAndOfSeveral) {
+  const std::string name = "base_model.model.model.layers.0.mlp.experts";
+  const auto error_of = [&](std::int64_t rows, std::int64_t columns) {
+    const Path path = dir_ / fmt::format("{}-{}", rows, columns);
+    std::filesystem::create_directories(path);
+    files::write_atomically(path / "adapter_config.json",
+                            config_json({{"target_parameters", {"mlp.experts.down_proj"}}}).dump());
+    const at::Tensor a = at::zeros({rows, 7}), b = at::zeros({5, columns});
+    const std::vector<TensorSpec> specs = {spec_of(name + ".lora_A.weight", a),
+                                           spec_of(name + ".lora_B.weight", b)};
+    SafetensorsWriter writer(path / "heddle_adapter.safetensors", specs,
+                             {{"expert_factors", "shared_outer"}});
+    for (const TensorSpec& spec : writer.order())
+      append_tensor(writer, spec.name, spec.name.ends_with("A.weight") ? a : b, spec.dtype);
+    writer.commit();
+    return ::heddle::testing::message_of([&] { AdapterDirectory::open(path); });
+  };
+  EXPECT_EQ(error_of(12, 4), "(no error)");
+  EXPECT_EQ(error_of(4, 12), "(no error)");
+  EXPECT_EQ(error_of(12, 12), "(no error)");
+  EXPECT_THAT(error_of(8, 12), HasSubstr("is [8, 7] and its B is [5, 12], expected"));
+  EXPECT_THAT(error_of(4, 10), HasSubstr("has rank 10, adapter_config.json says 4"));
 }
 
 TEST_F(AdapterDirectories, ListsTensorsThatDoNotFit) {

@@ -117,6 +117,12 @@ TEST_F(ScoreTest, SeveralRanksPutOnAnAdapterAsOneDoes) {
       adapter_of("expert-lora", "moe",
                  {"adapter.target_parameters=[mlp.experts.gate_up_proj,mlp.experts.down_proj]"});
   expect_same("lm", {"logprobs"}, {"2", "parallel.fsdp=2", "parallel.ep=2"}, "moe", experts);
+  const Words sharing =
+      adapter_of("shared-lora", "moe",
+                 {"adapter.target_parameters=[mlp.experts.gate_up_proj,mlp.experts.down_proj]",
+                  "adapter.shared_expert_factors=true"});
+  expect_same("lm", {"logprobs"}, {"2", "parallel.fsdp=2", "parallel.ep=2"}, "moe", sharing);
+  expect_same("lm", {"logprobs"}, {"4", "parallel.tp=2", "parallel.pp=2"}, "moe", sharing);
 }
 
 /// P4: what stands beside a sequence in its pack has no effect on it, be it NaN.

@@ -83,8 +83,10 @@ class RecordingBackend final : public Backend {
   void drop_gradients(tenants::SetId id, bool refuses_step) override {
     sets_.at(id) = {sets_.at(id).weights, 0, refuses_step};
   }
-  void save(tenants::SetId id, const std::filesystem::path& directory, bool) override {
+  void save(tenants::SetId id, const std::filesystem::path& directory,
+            tenants::SavedFor purpose) override {
     calls += " save";
+    saved_for.push_back(purpose);
     if (disk_is_full) throw FileError("the disk is full");
     std::filesystem::create_directories(directory);
     std::ofstream(directory / "weights") << sets_.at(id).weights << " " << sets_.at(id).gradient;
@@ -148,6 +150,7 @@ class RecordingBackend final : public Backend {
       calls;  ///< Passes, steps and saves in the order they ran in; to be read when nothing runs.
   std::vector<tenants::SetOptions>
       created;  ///< Options of create(), in order; to be read as `calls` are.
+  std::vector<tenants::SavedFor> saved_for;  ///< Purposes of save(), likewise.
   /// A work whose first token is 98 says that it has begun, and waits until it may end.
   std::binary_semaphore long_work_began{0}, long_work_may_end{0};
 

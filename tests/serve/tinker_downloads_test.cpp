@@ -28,6 +28,7 @@ class Saver {
     run_ = caller_.create_model(caller_.session()).at("model_id");
     save("save_weights_external", 1);
     save("save_weights", 2);
+    save("save_weights_for_sampler", 3);
   }
   void save(const std::string& how, int seq) {
     EXPECT_FALSE(
@@ -74,7 +75,7 @@ TEST(TinkerDownloads, AreGivenToWhoeverHasASignedAddress) {
   later.replace(later.find("expires=") + 8, 1, "9");
   EXPECT_EQ(status_of(saver.fetched(later)), 403) << "the time is signed too";
   // Weights that take the name have addresses of their own.
-  saver.save("save_weights_external", 3);
+  saver.save("save_weights_external", 4);
   EXPECT_EQ(status_of(saver.fetched(address)), 403);
   const std::string next = saver.address();
   saver.caller().raw("DELETE", saver.checkpoint("external_weights/w"), "");
@@ -85,6 +86,10 @@ TEST(TinkerDownloads, AddressesAreForThoseWhoMayReadExternalWeights) {
   const Directory folder;
   Served served(folder.path());
   Saver saver(served);
+  // Clients download external weights: these are for PEFT, the others for this server.
+  using tenants::SavedFor;
+  EXPECT_THAT(served.backend().saved_for,
+              ::testing::ElementsAre(SavedFor::kPeft, SavedFor::kTraining, SavedFor::kSampling));
   const json refused = saver.caller().get(saver.checkpoint("weights/w/external_weights_urls"));
   EXPECT_EQ(saver.caller().status, 400);
   EXPECT_THAT(refused.at("detail").get<std::string>(), HasSubstr("save_weights_external"));

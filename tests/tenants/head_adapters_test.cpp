@@ -121,7 +121,7 @@ TEST_P(HeadAdapters, TrainTheHeadAndComeBackFromAFileWithTheSameBits) {
   const Work waiting = work(set, 7);
   trainer_->forward_backward({&waiting, 1});
   const std::filesystem::path saved = dir_ / "saved";
-  trainer_->save(set, saved, /*with_optimizer=*/true);
+  trainer_->save(set, saved, SavedFor::kTraining);
   const ckpt::AdapterDirectory files = ckpt::AdapterDirectory::open(saved);
   ASSERT_EQ(files.pairs().size(), 1U);
   EXPECT_EQ(files.pairs()[0].module, "lm_head");

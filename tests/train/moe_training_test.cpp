@@ -4,6 +4,7 @@
 
 #include "assembly/from_config.h"
 #include "base/errors.h"
+#include "ckpt/safetensors.h"
 #include "train/auxiliary_loss.h"
 #include "train/expert_load.h"
 #include "train/trainer_fixture.h"
@@ -54,6 +55,21 @@ class MoeTraining : public TrainerTest {
   }
 };
 
+/// How many numbers a file holds, and how many of them are factors for all experts.
+struct Numbers {
+  std::int64_t all = 0, shared = 0;
+};
+
+Numbers stored(const std::filesystem::path& path) {
+  const ckpt::SafetensorsFile file(path);
+  Numbers numbers;
+  for (const ckpt::StoredTensor& tensor : file.tensors()) {
+    numbers.all += tensor.numel();
+    if (tensor.shape.size() == 3 && tensor.shape[0] == 1) numbers.shared += tensor.numel();
+  }
+  return numbers;
+}
+
 class MoeAdapterTraining : public MoeTraining, public ::testing::WithParamInterface<bool> {};
 
 INSTANTIATE_TEST_SUITE_P(Factors, MoeAdapterTraining, ::testing::Bool(),
@@ -70,6 +86,11 @@ TEST_P(MoeAdapterTraining, AdaptersOnExpertsLearnResumeAndMerge) {
   train_until(config("parts", only_experts), 1000);
   EXPECT_EQ(weights("whole", "final/adapter_model.safetensors"),
             weights("parts", "final/adapter_model.safetensors"));
+  // A checkpoint has a shared factor once, and PEFT's file one for each of 6 experts.
+  const Numbers own = stored(dir_ / "whole/checkpoints/step-00000012/weights.safetensors"),
+                peft = stored(dir_ / "whole/final/adapter_model.safetensors");
+  EXPECT_EQ(own.shared > 0, GetParam());
+  EXPECT_EQ(peft.all, own.all + 5 * own.shared);
 
   const std::string model = (dir_ / "moe").string(), adapter = (dir_ / "whole/final").string();
   ASSERT_EQ(run_cli({"export", model, "--adapter", adapter, "--output", (dir_ / "merged").string(),

@@ -40,7 +40,7 @@ class Backend {
       std::span<const tenants::SetUpdate> updates) = 0;
   virtual void drop_gradients(tenants::SetId set, bool refuses_step) = 0;
   virtual void save(tenants::SetId set, const std::filesystem::path& directory,
-                    bool with_optimizer) = 0;
+                    tenants::SavedFor purpose) = 0;
   virtual tenants::SetId load(const std::filesystem::path& directory, bool with_optimizer) = 0;
   /// The set's weights as they are now, which no later step changes.
   virtual std::shared_ptr<const adapters::LoraSet> snapshot(tenants::SetId set) = 0;

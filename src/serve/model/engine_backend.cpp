@@ -105,8 +105,8 @@ class EngineBackend final : public Backend {
     trainer_.drop_gradients(set, refuses_step);
   }
   void save(tenants::SetId set, const std::filesystem::path& directory,
-            bool with_optimizer) override {
-    trainer_.save(set, directory, with_optimizer);
+            tenants::SavedFor purpose) override {
+    trainer_.save(set, directory, purpose);
   }
   tenants::SetId load(const std::filesystem::path& directory, bool with_optimizer) override {
     return within_memory("the weights of a run",

@@ -260,7 +260,7 @@ void Service::keep_state(const std::string& run, const std::string& tenant, Oper
     if (state->name.empty()) return Outcome();
     const std::filesystem::path folder = data_.run_directory(tenant, run);
     try {
-      backend.save(set, folder / state->name, true);
+      backend.save(set, folder / state->name, tenants::SavedFor::kTraining);
       save_unnamed_into(backend, folder / state->name,
                         state->before.empty() ? "" : folder / state->before,
                         std::exchange(state->unnamed, {}));

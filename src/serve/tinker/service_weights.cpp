@@ -18,6 +18,18 @@ json cursor_json(const Page& page, std::int64_t total) {
   return {{"offset", page.offset}, {"limit", page.limit}, {"total_count", total}};
 }
 
+/// Clients download external weights alone: of the others the SDK makes such, by a run of its own.
+tenants::SavedFor purpose_of(Checkpoint::Kind kind) {
+  switch (kind) {
+    case Checkpoint::Kind::kTraining:
+      return tenants::SavedFor::kTraining;
+    case Checkpoint::Kind::kSampler:
+      return tenants::SavedFor::kSampling;
+    default:
+      return tenants::SavedFor::kPeft;
+  }
+}
+
 json list_of(const std::vector<Checkpoint>& checkpoints) {
   json list = json::array();
   for (const Checkpoint& each : checkpoints) list.push_back(each.json());
@@ -58,7 +70,7 @@ void Service::save(const Request& request, const Responder& responder, const Fie
     *planned = checkpoints_.plan(tenant, run, kind, name, overwrite);
   };
   operation.act = [planned, kind](Backend& backend, tenants::SetId set) {
-    backend.save(set, planned->folder, kind == Checkpoint::Kind::kTraining);
+    backend.save(set, planned->folder, purpose_of(kind));
     planned->bytes = folder_bytes(planned->folder);
     return Outcome();
   };

@@ -1,6 +1,8 @@
 """Runs of a mixture of experts: the experts of a layer share a factor, as on Tinker, or have a pair each; PEFT reads both."""
+import os
 import signal
 import subprocess
+import sys
 import urllib.request
 
 import numpy
@@ -10,7 +12,7 @@ import torch
 from tinker import types
 
 from serve.serving import HEDDLE, NAME, ROOT, Server
-from serve.test_tinker import NATS_OF_A_SNAPSHOT, TOKENS, client, logprobs_of, peft_logprobs, train
+from serve.test_tinker import KEY, NATS_OF_A_SNAPSHOT, TOKENS, client, logprobs_of, peft_logprobs, train
 
 EXPERTS, HIDDEN, WIDTH = 8, 256, 256  # of small-moe
 
@@ -60,6 +62,18 @@ def test_peft_says_what_a_run_of_experts_says(mixture, tmp_path, shared):
     sampler = run.save_weights_and_get_sampling_client().result()
     sampled = sampler.compute_logprobs(types.ModelInput.from_ints(TOKENS)).result()
     assert numpy.abs(numpy.array(sampled[1:]) - told).mean() < NATS_OF_A_SNAPSHOT
+
+    # The server's own files have a shared factor once; what is downloaded of them has PEFT's form.
+    kept, trained = run.save_weights_for_sampler("kept").result().path, run.save_state("trained").result().path
+    assert service.create_sampling_client(model_path=kept).result().compute_logprobs(types.ModelInput.from_ints(TOKENS)).result() == sampled
+    sizes = {each.checkpoint_id: each.size_bytes for each in service.create_rest_client().list_checkpoints(run.model_id).result().checkpoints}
+    assert (sizes["sampler_weights/kept"] < sizes["external_weights/mine"]) == shared, sizes
+    done = subprocess.run([sys.executable, "-m", "tinker.cli", "checkpoint", "download", trained, "--output", str(tmp_path / "fetched")],
+                          env={**os.environ, "TINKER_BASE_URL": server.url, "TINKER_API_KEY": KEY}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    fetched = [safetensors.torch.load_file(each) for each in (tmp_path / "fetched").rglob("*.safetensors")]
+    assert len(fetched) == 1 and fetched[0].keys() == tensors.keys()
+    assert all(torch.equal(fetched[0][name], tensors[name]) for name in tensors)
 
     # A copy goes on as the run does, after a restart too, whatever the server's setting is by then.
     saved = run.save_state("here").result().path
