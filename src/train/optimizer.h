@@ -146,7 +146,7 @@ class Optimizer {
   Ranks ranks_;
   std::vector<double> rates_;  ///< Different learning rates, as shares of the step's.
   std::int64_t steps_ = 0, updates_ = 0;
-  bool gathers_ = true;  ///< Until untrained() is called.
+  bool gathers_ = true;  ///< Until untrained() has found a gradient.
   at::Tensor numbers_;   ///< [rates,5] of the step under way, see ops::AdamwOptions::on_device.
 };
 

@@ -51,8 +51,9 @@ std::vector<bool> Optimizer::touched() const {
 
 Optimizer::Untrained Optimizer::untrained() {
   const ops::NoGradient guard;
-  gathers_ = false;
   const std::vector<bool> touched = this->touched();
+  // Where nothing has come yet something still may.
+  gathers_ = std::none_of(touched.begin(), touched.end(), [](bool one) { return one; });
   const comm::Group& owners = ranks_.owners;
   // Each rank tells how many tensors it counts, so that every one is counted once, and which of
   // its own it knows no gradient of.
@@ -96,25 +97,32 @@ std::string UntrainedWatch::after_step(Optimizer& optimizer, double lr, double n
   if (has_looked_ || lr == 0) return {};
   ++updates_;
   if (norm != 0) ++with_gradient_;
+  if (with_gradient_ == 0 && updates_ == kSteps) return told_of(optimizer, updates_);
   return with_gradient_ == kSteps ? look(optimizer) : std::string();
 }
 
 std::string UntrainedWatch::at_end(Optimizer& optimizer) {
-  const bool is_enough = with_gradient_ == 0 ? updates_ >= kLeast : with_gradient_ >= kLeast;
+  // A longer run without any gradient was told before.
+  const bool is_enough =
+      with_gradient_ == 0 ? updates_ >= kLeast && updates_ < kSteps : with_gradient_ >= kLeast;
   return !has_looked_ && is_enough ? look(optimizer) : std::string();
 }
 
 std::string UntrainedWatch::look(Optimizer& optimizer) {
   has_looked_ = true;
+  return told_of(optimizer, updates_);
+}
+
+std::string UntrainedWatch::told_of(Optimizer& optimizer, std::int64_t steps) {
   const Optimizer::Untrained found = optimizer.untrained();
   if (found.names.empty()) return {};
   return fmt::format(
       "{} of {} trained tensors had no gradient but zero in {} steps and are, but for weight "
-      "decay, "
-      "as they were at the start: {}. Look whether the objective and the data reach them (experts "
+      "decay, as they were at the start: {}. Look whether the objective and the data reach them "
+      "(experts "
       "that no token chose, texts of one token, rewards that are all alike); leave out what is not "
       "to be trained (train.freeze, adapter.targets); if nothing explains it, report a defect",
-      found.names.size(), found.of, updates_, text::list_some(found.names, kNamed));
+      found.names.size(), found.of, steps, text::list_some(found.names, kNamed));
 }
 
 }  // namespace heddle::train

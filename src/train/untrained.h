@@ -11,7 +11,8 @@ class Optimizer;
 /// an optimizer takes a missing gradient for zeros and says nothing. It asks what has gathered in
 /// the optimizer's state, and not single steps: the factor A of an adapter has a gradient of zero
 /// while B is zero, and an expert may have no token in a step. So steps count only from a learning
-/// rate above 0, and only if the whole gradient is not zero.
+/// rate above 0, and only if the whole gradient is not zero. A run whose whole gradient is zero
+/// from the start is told so after as many steps, and is looked at once it has one.
 class UntrainedWatch {
  public:
   /// Steps before it looks, and steps that are enough at the end of a shorter run: a new head on
@@ -22,11 +23,12 @@ class UntrainedWatch {
   /// `norm`: of the whole gradient. Returns what to tell the user, the same on all ranks; mostly
   /// nothing.
   std::string after_step(Optimizer& optimizer, double lr, double norm);
-  /// After the last step. It also tells of a run whose gradient was zero throughout.
+  /// After the last step, for a shorter run.
   std::string at_end(Optimizer& optimizer);
 
  private:
   std::string look(Optimizer& optimizer);
+  static std::string told_of(Optimizer& optimizer, std::int64_t steps);
 
   std::int64_t updates_ = 0, with_gradient_ = 0;
   bool has_looked_ = false;

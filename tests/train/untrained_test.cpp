@@ -187,10 +187,17 @@ TEST(UntrainedWatch, StepsThatCannotTellDoNotCount) {
   EXPECT_THAT(run.step(1e-3, 1), HasSubstr("missed"));
 }
 
-TEST(UntrainedWatch, ARunWithoutAnyGradientIsTold) {
-  Watched run;
-  for (int step = 0; step < 12; ++step) EXPECT_EQ(run.step(1e-3, 0), "");
-  EXPECT_THAT(run.at_end(), HasSubstr("2 of 2 trained tensors"));
+TEST(UntrainedWatch, ARunWithoutAnyGradientIsToldAndLookedAtOnceItHasOne) {
+  Watched run, brief;
+  for (int step = 1; step <= 12; ++step) {
+    const std::string said = run.step(1e-3, 0);
+    EXPECT_EQ(said.find("2 of 2 trained tensors") != std::string::npos, step == 10) << said;
+  }
+  for (int step = 1; step < 10; ++step) EXPECT_EQ(run.step(1e-3, 1), "");
+  EXPECT_THAT(run.step(1e-3, 1), HasSubstr("1 of 2 trained tensors"));
+  EXPECT_EQ(run.at_end(), "");
+  for (int step = 0; step < 4; ++step) EXPECT_EQ(brief.step(1e-3, 0), "");
+  EXPECT_THAT(brief.at_end(), HasSubstr("2 of 2 trained tensors"));
 }
 
 /// Keeps the warnings of a run.
