@@ -42,6 +42,7 @@ class RunObserver : public train::Observer {
   void on_step(const train::StepInfo& step) override;
   void on_evaluation(std::int64_t step, const train::Evaluation& evaluation, bool best) override;
   void on_checkpoint(std::int64_t step, const std::filesystem::path& path) override;
+  void on_warning(const std::string& message) override { facts_.warnings.push_back(message); }
   void on_finish(const train::Summary& summary) override;
   /// The run ended with an error: the report says so.
   void on_failure(const std::string& message);

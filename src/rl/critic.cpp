@@ -8,6 +8,7 @@
 
 #include "assembly/from_config.h"
 #include "base/errors.h"
+#include "base/log.h"
 #include "train/schedule.h"
 
 namespace heddle::rl {
@@ -85,11 +86,10 @@ void Critic::learn(const data::Step& step, const Experience& experience) {
   const double divisor = objective_.divisor(step);
   if (divisor == 0) return;
   last_ = {};
+  const double lr = train::learning_rate(config_.optim, step.step, steps_);
   for (std::int64_t update = 0; update < config_.rl.critic.updates; ++update) {
     const train::Learner::Outcome outcome =
-        learner_.step(batches, {.step = step.step + 1,
-                                .loss_scale = 1 / divisor,
-                                .lr = train::learning_rate(config_.optim, step.step, steps_)});
+        learner_.step(batches, {.step = step.step + 1, .loss_scale = 1 / divisor, .lr = lr});
     const double loss = outcome.sums.loss_sum.item<double>() / divisor;
     if (!std::isfinite(loss) || !std::isfinite(outcome.grad_norm)) {
       throw_error<Error>(
@@ -97,6 +97,9 @@ void Critic::learn(const data::Step& step, const Experience& experience) {
           "rl.critic.lr, or resume from the last checkpoint",
           step.step + 1, loss, outcome.grad_norm);
     }
+    const std::string warning = untrained_.after_step(learner_.optimizer(), lr, outcome.grad_norm);
+    if (!warning.empty() && placed_.context.mesh.rank() == 0)
+      log::warning("the critic: {}", warning);
     // Values are those that advantages were made of in the first update, and the furthest from them
     // in the last one.
     if (update == 0) {

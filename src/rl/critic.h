@@ -12,6 +12,7 @@
 #include "rl/experience.h"
 #include "train/learner.h"
 #include "train/setup.h"
+#include "train/untrained.h"
 
 namespace heddle::rl {
 
@@ -44,6 +45,7 @@ class Critic {
   assembly::ModelOnRanks placed_;
   objective::Value objective_;
   train::Learner learner_;
+  train::UntrainedWatch untrained_;
   Metrics last_;  ///< See report().
 };
 

@@ -254,6 +254,7 @@ void AdapterTrainer::finish_step(const Begun& begun, const SetStep& update,
     end(adapter);
     return;
   }
+  warn(adapter, adapter.untrained.after_step(*adapter.optimizer, info.lr, info.grad_norm));
   info.seconds = seconds;
   info.tokens = step.tokens;
   info.loss_tokens = step.loss_rows;
@@ -267,6 +268,12 @@ void AdapterTrainer::finish_step(const Begun& begun, const SetStep& update,
   adapter.loop.cursor = adapter.loader->cursor();
   evaluate_if_due(adapter, info);
   adapter.observer->on_step(info);
+}
+
+void AdapterTrainer::warn(const Adapter& adapter, const std::string& message) const {
+  if (message.empty()) return;
+  if (base_.context.mesh.rank() == 0) log::warning("adapter {}: {}", adapter.run.name, message);
+  adapter.observer->on_warning(message);
 }
 
 AdaptersSummary AdapterTrainer::run() {
@@ -285,6 +292,9 @@ AdaptersSummary AdapterTrainer::run() {
     ++rounds_;
     const std::int64_t every = shared().ckpt.every;
     if (every > 0 && rounds_ % every == 0) save();
+  }
+  for (Adapter& adapter : adapters_) {
+    if (adapter.failure.empty()) warn(adapter, adapter.untrained.at_end(*adapter.optimizer));
   }
   if (saved_rounds_ != rounds_) save();
   checkpoints_->wait();

@@ -18,6 +18,7 @@
 #include "train/observer.h"
 #include "train/optimizer.h"
 #include "train/run_lock.h"
+#include "train/untrained.h"
 
 namespace heddle::tenants {
 
@@ -55,6 +56,7 @@ class AdapterTrainer {
     std::shared_ptr<const data::Dataset> rows = {}, eval = {};  ///< eval null without data.eval.
     std::unique_ptr<adapters::LoraSet> factors = {};
     std::unique_ptr<train::Optimizer> optimizer = {};
+    train::UntrainedWatch untrained = {};
     std::unique_ptr<data::Loader> loader = {};
     config::RunConfig paced = {};  ///< run.config with what is given in epochs and shares as steps.
     train::LoopState loop = {};
@@ -81,6 +83,8 @@ class AdapterTrainer {
   void round(std::vector<Begun> steps);
   void finish_step(const Begun& begun, const SetStep& update, const StepResult& result,
                    double entropy, double seconds);
+  /// Called by all ranks with the same message; nothing to do for an empty one.
+  void warn(const Adapter& adapter, const std::string& message) const;
   std::vector<ckpt::TensorPart> state(bool with_copies) const;
   void save();
   void resume();

@@ -10,6 +10,7 @@
 #include "assembly/model_on_ranks.h"
 #include "tenants/trainer.h"
 #include "train/optimizer.h"
+#include "train/untrained.h"
 
 namespace heddle::tenants {
 
@@ -20,6 +21,7 @@ struct TrainedSet {
   std::unique_ptr<train::Optimizer> optimizer;
   /// Gradients since the last step were dropped, as a pass failed with a part of them added.
   bool refuses_step = false;
+  train::UntrainedWatch untrained = {};
 
   void drop_gradients(bool refuses) {
     factors->visit_parameters([](nn::Parameter& factor) { factor.clear_gradient(); });

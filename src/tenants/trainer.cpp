@@ -360,7 +360,13 @@ std::vector<StepResult> Trainer::optim_steps(std::span<const SetUpdate> updates)
   }
   // The host knows the norms; the device has yet to update. What comes next is queued behind it.
   const std::vector<StepResult> stepped = step(state_->base, steps);
-  for (std::size_t s = 0; s < stepped.size(); ++s) results[stepping[s]] = stepped[s];
+  for (std::size_t s = 0; s < stepped.size(); ++s) {
+    StepResult& result = results[stepping[s]];
+    result = stepped[s];
+    TrainedSet& set = state_->at(updates[stepping[s]].set);
+    if (result.updated)
+      result.warning = set.untrained.after_step(*set.optimizer, steps[s].lr, result.grad_norm);
+  }
   return results;
 }
 

@@ -93,6 +93,8 @@ struct StepResult {
   /// Unless empty, why the set has no gradients: a forward_backward failed after the last step.
   /// They were dropped, and nothing else changed.
   std::string error = {};
+  /// Unless empty, factors that no gradient has reached, said once.
+  std::string warning = {};
 };
 
 struct TrainerOptions {

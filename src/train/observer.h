@@ -90,6 +90,8 @@ class Observer {
   /// Before the on_step of the same step; step 0 is before the first.
   virtual void on_evaluation(std::int64_t step, const Evaluation& evaluation, bool best) {}
   virtual void on_checkpoint(std::int64_t step, const std::filesystem::path& path) {}
+  /// A warning that the log has already, for what keeps a record of the run.
+  virtual void on_warning(const std::string& message) {}
   virtual void on_finish(const Summary& summary) {}
   /// Instead of on_start, on_finish and what lies between, for a run that had ended before: `limit`
   /// is the key and value that ended it. The summary is that of the earlier run, without seconds.

@@ -1,6 +1,8 @@
 #include "train/optimizer.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/maximum.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
@@ -8,6 +10,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "base/errors.h"
 #include "base/hash.h"
@@ -23,6 +26,8 @@
 
 namespace heddle::train {
 namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 /// Key of the owned rows: their elements are rounded as in the whole parameter, if they are a run
 /// of its elements; what tp divides otherwise is not.
@@ -231,11 +236,20 @@ void Optimizer::adamw(const ops::KernelTable& kernels, double lr, double gradien
   }
 }
 
+void Optimizer::keep_largest(Slot& slot, const at::Tensor& gradient) const {
+  const bool is_told = options_.name != config::OptimName::kSgd && options_.momentum != 0;
+  if (is_told || !gathers_ || gradient.numel() == 0) return;
+  const at::Tensor largest = at::linalg_vector_norm(gradient, kInfinity);
+  slot.largest_gradient =
+      slot.largest_gradient.defined() ? at::maximum(slot.largest_gradient, largest) : largest;
+}
+
 void Optimizer::sgd(double lr, double gradient_multiplier) {
-  for (const Slot& slot : slots_) {
+  for (Slot& slot : slots_) {
     if (slot.owned.numel() == 0) continue;
-    ops::sgd_step({{slot.owned, gradient_of(*slot.parameter, slot.owned), slot.momentum,
-                    slot.master, slot.weight_decay}},
+    const at::Tensor gradient = gradient_of(*slot.parameter, slot.owned);
+    keep_largest(slot, gradient);
+    ops::sgd_step({{slot.owned, gradient, slot.momentum, slot.master, slot.weight_decay}},
                   lr * rates_[slot.rate], options_.momentum, steps_ == 1, gradient_multiplier);
   }
 }
@@ -244,11 +258,12 @@ void Optimizer::muon(double lr, double gradient_multiplier) {
   std::vector<DividedMatrix> updates;
   std::vector<const Slot*> slots;
   std::vector<ops::MuonTensor> tensors;
-  for (const Slot& slot : slots_) {
+  for (Slot& slot : slots_) {
     if (!slot.is_muon || !slot.parameter->is_held()) continue;
     slots.push_back(&slot);
     tensors.push_back({slot.owned, gradient_of(*slot.parameter, slot.owned), slot.momentum,
                        slot.master, slot.weight_decay});
+    keep_largest(slot, tensors.back().gradient);
     updates.push_back({slot.parameter, ops::muon_direction(tensors.back(), options_.momentum,
                                                            gradient_multiplier)});
   }

@@ -96,6 +96,16 @@ class Optimizer {
   std::vector<ckpt::TensorPart> state(bool with_copies) const;
   void set_steps(std::int64_t steps) { steps_ = steps; }
 
+  struct Untrained {
+    std::vector<std::string> names;
+    std::int64_t of = 0;  ///< All trained tensors, over all ranks.
+  };
+  /// Tensors whose gradient was never anything but zero on any rank, as far as the state tells:
+  /// moments and momentum of AdamW and Muon forget nothing in a few hundred steps, and for SGD,
+  /// whose momentum holds weight decay too, the largest gradient is kept until this is called.
+  /// Called by all owners together, after the updates.
+  Untrained untrained();
+
  private:
   struct Slot {
     nn::Parameter* parameter;
@@ -104,8 +114,9 @@ class Optimizer {
     bool decays;
     double weight_decay;
     std::uint64_t rounding_key;
-    std::size_t rate;  ///< Its place in rates_.
-    bool is_muon;      ///< A matrix that Muon updates.
+    std::size_t rate;             ///< Its place in rates_.
+    bool is_muon;                 ///< A matrix that Muon updates.
+    at::Tensor largest_gradient;  ///< 0-d: of all steps, where the state does not tell.
   };
   /// Gradients that count in the norm.
   std::vector<at::Tensor> counted_gradients() const;
@@ -113,6 +124,10 @@ class Optimizer {
   bool is_plain_adamw() const { return options_.name == config::OptimName::kAdamW && !offload_; }
   /// AdamW's work of the step under way, by learning rate.
   std::vector<ops::AdamwGroup> adamw_groups(double lr, double gradient_multiplier) const;
+  /// By slot, whether a gradient other than zero has reached the rows of this rank.
+  std::vector<bool> touched() const;
+  /// For slots whose state does not tell.
+  void keep_largest(Slot& slot, const at::Tensor& gradient) const;
   void begin_step();
   void take_back_step();
   void add_moments(Slot& slot);
@@ -131,7 +146,8 @@ class Optimizer {
   Ranks ranks_;
   std::vector<double> rates_;  ///< Different learning rates, as shares of the step's.
   std::int64_t steps_ = 0, updates_ = 0;
-  at::Tensor numbers_;  ///< [rates,5] of the step under way, see ops::AdamwOptions::on_device.
+  bool gathers_ = true;  ///< Until untrained() has found a gradient.
+  at::Tensor numbers_;   ///< [rates,5] of the step under way, see ops::AdamwOptions::on_device.
 };
 
 }  // namespace heddle::train

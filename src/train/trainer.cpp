@@ -216,6 +216,8 @@ StepInfo Trainer::train_step(TakenStep taken) {
   if (outcome.gradient_cosine) info.metrics.set(metric::kGradCosPrev, *outcome.gradient_cosine);
   require_finite(info, setup_);
   judge_norm(outcome, taken, info);
+  if (outcome.grad_norm <= outcome.spike_threshold)
+    warn(untrained_.after_step(learner_.optimizer(), info.lr, info.grad_norm));
   last_end_ = std::chrono::steady_clock::now();
 
   info.seconds = std::chrono::duration<double>(last_end_ - start).count();
@@ -247,6 +249,12 @@ StepInfo Trainer::train_step(TakenStep taken) {
   }
   steps_.on_updated(info);
   return info;
+}
+
+void Trainer::warn(const std::string& message) {
+  if (message.empty()) return;
+  if (setup_.placed.context.mesh.rank() == 0) log::warning("{}", message);
+  observer_.on_warning(message);
 }
 
 Evaluation Trainer::evaluate() {
@@ -352,6 +360,7 @@ Summary Trainer::train() {
     if (pause.saves || (improved_ && config_.ckpt.keep_best)) save(done);
     if (summary.stopped_early) break;
   }
+  warn(untrained_.at_end(learner_.optimizer()));
   summary.stopped = is_stopping && done < total && !summary.stopped_early;
   if (last_saved_ != done && (done > 0 || summary.stopped)) save(done);
   checkpoints_->wait();

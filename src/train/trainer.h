@@ -19,6 +19,7 @@
 #include "train/schedule.h"
 #include "train/setup.h"
 #include "train/step_source.h"
+#include "train/untrained.h"
 
 namespace heddle::train {
 
@@ -70,6 +71,8 @@ class Trainer {
   void judge_norm(const Learner::Outcome& outcome, const TakenStep& taken, StepInfo& info);
   /// Runs or awaits it, and queues the next one where that is possible.
   Learner::Outcome run(TakenStep& taken);
+  /// Called by all ranks with the same message; nothing to do for an empty one.
+  void warn(const std::string& message);
   Pause pause_behind(std::int64_t done) const;
   Evaluation evaluate();
   /// Before the first step.
@@ -107,6 +110,7 @@ class Trainer {
   objective::Objective& objective_;
   StepSource& steps_;
   Learner learner_;
+  UntrainedWatch untrained_;
   config::RunConfig paced_;         ///< With what is given in epochs and shares as steps.
   std::optional<TakenStep> ahead_;  ///< Queued after the step under way.
   std::chrono::steady_clock::time_point last_end_;  ///< Time at which a step ended.

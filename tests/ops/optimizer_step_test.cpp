@@ -392,5 +392,28 @@ TEST(GradientNorm, SumsAllTensorsInDouble) {
   at::set_num_threads(threads);
 }
 
+TEST(AreZero, SeesTheSmallestNumbersAndNaN) {
+  std::vector<at::Tensor> tensors;
+  std::vector<bool> expected;
+  const auto add = [&](at::Tensor tensor, bool is_zero) {
+    tensors.push_back(std::move(tensor));
+    expected.push_back(is_zero);
+  };
+  for (const c10::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kDouble}) {
+    for (const std::int64_t size : kSizes) {
+      const at::Tensor zeros = at::zeros({size}, dtype);
+      add(zeros, true);
+      if (size == 0) continue;
+      for (const double value : {1e-38, -1e-38, std::numeric_limits<double>::quiet_NaN()}) {
+        at::Tensor one = zeros.clone();
+        one[size / 2].fill_(value);
+        add(one, false);
+      }
+    }
+  }
+  EXPECT_EQ(are_zero(tensors), expected);
+  EXPECT_TRUE(are_zero({}).empty());
+}
+
 }  // namespace
 }  // namespace heddle::ops::testing

@@ -59,7 +59,7 @@ class RecordingBackend final : public Backend {
     }
     return results;
   }
-  /// A learning rate of 13 stands for gradients that are not finite.
+  /// A learning rate of 13 stands for gradients that are not finite, 17 for factors without any.
   std::vector<tenants::StepResult> optim_steps(
       std::span<const tenants::SetUpdate> updates) override {
     calls += " step of " + std::to_string(updates.size());
@@ -77,6 +77,7 @@ class RecordingBackend final : public Backend {
                                " " + std::to_string(params.lr));
       set.gradient = 0;
       results.push_back({static_cast<double>(set.weights % 1000), is_finite});
+      if (params.lr == 17) results.back().warning = "no gradient reaches q_proj";
     }
     return results;
   }

@@ -54,6 +54,26 @@ TEST(TinkerTurns, JoinsTheWorkOfManyRunsInOnePass) {
   EXPECT_EQ(joined, alone) << "as if it had been alone";
 }
 
+TEST(TinkerTurns, TheLogSaysWhichRunHasFactorsWithoutAGradient) {
+  const Directory folder;
+  ::testing::internal::CaptureStderr();
+  std::vector<std::string> runs;
+  {
+    Served served(folder.path(), Served::quick(), {});
+    ApiClient caller(served.port());
+    runs = made_runs(caller, {8, 8});
+    for (const std::string& run : runs) {
+      caller.wait(caller.post("forward_backward", ApiClient::work(run, 1, {1, 2})));
+      json step = ApiClient::step(run, 2);
+      if (run == runs[1]) step["adam_params"]["learning_rate"] = 17;
+      EXPECT_TRUE(caller.wait(caller.post("optim_step", step)).contains("metrics"));
+    }
+  }
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  EXPECT_NE(log.find("run " + runs[1] + ": no gradient reaches q_proj"), std::string::npos) << log;
+  EXPECT_EQ(log.find("run " + runs[0] + ": no gradient"), std::string::npos) << log;
+}
+
 TEST(TinkerTurns, ARunThatCouldNotBeMadeFailsAlone) {
   const Directory folder;
   Served served(folder.path(), Served::quick(), {});

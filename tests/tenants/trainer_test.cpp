@@ -291,5 +291,26 @@ TEST_F(TenantsTest, SoftTargetsAreForCrossEntropyAndInTheirOrder) {
             std::string::npos);
 }
 
+// In a sequence of one token no state decays, so nothing reaches what makes the decay.
+TEST_F(TenantsTest, FactorsThatNoGradientReachesAreToldOnce) {
+  place(/*moe=*/false);
+  Trainer trainer(base_, kExact);
+  const SetId one = trainer.create({.rank = 4}), other = trainer.create({.rank = 4});
+  std::vector<std::string> told;
+  for (int s = 0; s < 25; ++s) {
+    Work short_work{.set = one, .loss_fn = "cross_entropy"};
+    for (int i = 0; i < 3; ++i) short_work.data.push_back(datum(3 * s + i, 1));
+    for (Datum& datum : short_work.data) datum.inputs["weights"] = {1};
+    const std::vector<Work> works = {short_work, work(other, s)};
+    trainer.forward_backward(works);
+    const std::vector<SetUpdate> updates = {{one, {}}, {other, {}}};
+    const std::vector<StepResult> results = trainer.optim_steps(updates);
+    if (!results[0].warning.empty()) told.push_back(results[0].warning);
+    EXPECT_EQ(results[1].warning, "");
+  }
+  ASSERT_EQ(told.size(), 1u);
+  EXPECT_NE(told[0].find("linear_attn.in_proj_a.lora_A.weight"), std::string::npos) << told[0];
+}
+
 }  // namespace
 }  // namespace heddle::tenants

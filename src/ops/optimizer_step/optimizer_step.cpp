@@ -8,7 +8,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <map>
+#include <string>
+#include <utility>
 
 #include "ops/autograd.h"
 #include "ops/builtin.h"
@@ -241,6 +244,37 @@ std::function<std::vector<double>()> queued_gradient_norms(
     for (std::size_t i = 0; i < count; ++i) norms[i] = std::sqrt(host.const_data_ptr<double>()[i]);
     return norms;
   };
+}
+
+std::vector<bool> are_zero(const std::vector<at::Tensor>& tensors) {
+  const NoGradient guard;
+  // The largest magnitude: squares of the smallest numbers would be zero.
+  constexpr double kOrder = std::numeric_limits<double>::infinity();
+  struct Alike {
+    std::vector<std::size_t> places;
+    std::vector<at::Tensor> tensors;
+  };
+  std::map<std::pair<std::string, c10::ScalarType>, Alike> groups;
+  std::vector<bool> zero(tensors.size(), true);
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    if (tensors[i].numel() == 0) continue;
+    Alike& group = groups[{tensors[i].device().str(), tensors[i].scalar_type()}];
+    group.places.push_back(i);
+    group.tensors.push_back(tensors[i]);
+  }
+  for (const auto& [kind, group] : groups) {
+    std::vector<at::Tensor> norms;
+    if (group.tensors.front().is_cuda()) {
+      norms = at::_foreach_norm(group.tensors, kOrder);
+    } else {
+      for (const at::Tensor& tensor : group.tensors)
+        norms.push_back(at::linalg_vector_norm(tensor, kOrder));
+    }
+    const at::Tensor host = at::stack(norms).cpu().to(at::kDouble);
+    const auto* const largest = host.const_data_ptr<double>();
+    for (std::size_t i = 0; i < group.places.size(); ++i) zero[group.places[i]] = largest[i] == 0;
+  }
+  return zero;
 }
 
 at::Tensor queued_square_sum(const std::vector<at::Tensor>& gradients) {

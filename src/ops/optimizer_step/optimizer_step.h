@@ -97,6 +97,10 @@ std::vector<double> gradient_norms(const std::vector<std::vector<at::Tensor>>& g
 std::function<std::vector<double>()> queued_gradient_norms(
     const std::vector<std::vector<at::Tensor>>& groups);
 
+/// Tells of each tensor whether all its elements are zero; NaN is not. One synchronisation for all
+/// of a dtype on a device.
+std::vector<bool> are_zero(const std::vector<at::Tensor>& tensors);
+
 /// The square of that norm, 0-d fp64 on the device, for which the host does not wait. bf16 and fp32
 /// gradients on one GPU; at least one.
 at::Tensor queued_square_sum(const std::vector<at::Tensor>& gradients);

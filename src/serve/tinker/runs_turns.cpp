@@ -277,6 +277,8 @@ void Runs::step(Backend& backend, std::vector<Running>& batch) {
   for (std::size_t i = 0; i < stepping.size(); ++i) {
     Running& running = *stepping[i];
     running.outcome = failure.is_failed ? failure : outcome_of(results[i]);
+    if (!failure.is_failed && !results[i].warning.empty())
+      log::warning("run {}: {}", running.run, results[i].warning);
     if (running.outcome.is_failed || !running.operation.act) continue;
     const Outcome after = guarded([&] { return running.operation.act(backend, *running.set); });
     if (after.is_failed) running.outcome = after;
