@@ -298,7 +298,9 @@ TEST_F(TenantsTest, FactorsThatNoGradientReachesAreToldOnce) {
   const SetId one = trainer.create({.rank = 4}), other = trainer.create({.rank = 4});
   std::vector<std::string> told;
   for (int s = 0; s < 25; ++s) {
-    Work short_work{.set = one, .loss_fn = "cross_entropy"};
+    Work short_work;
+    short_work.set = one;
+    short_work.loss_fn = "cross_entropy";
     for (int i = 0; i < 3; ++i) short_work.data.push_back(datum(3 * s + i, 1));
     for (Datum& datum : short_work.data) datum.inputs["weights"] = {1};
     const std::vector<Work> works = {short_work, work(other, s)};
