@@ -52,7 +52,7 @@ std::vector<bool> Optimizer::touched() const {
 Optimizer::Untrained Optimizer::untrained() {
   const ops::NoGradient guard;
   const std::vector<bool> touched = this->touched();
-  // Where nothing has come yet something still may.
+  // A gradient may still come where none has.
   gathers_ = std::none_of(touched.begin(), touched.end(), [](bool one) { return one; });
   const comm::Group& owners = ranks_.owners;
   // Each rank tells how many tensors it counts, so that every one is counted once, and which of

@@ -150,7 +150,7 @@ assembly::ModelRecipe mixture(const std::vector<std::string>& target_parameters,
   return recipe;
 }
 
-/// That mixture with kernels.fp8 alone.
+/// A mixture like the one above, whose kernels `kernels.fp8` alone chooses.
 assembly::ModelRecipe mixture_by_key(const std::vector<std::string>& target_parameters) {
   config::RunConfig config;
   config.kernels.fp8 = true;
