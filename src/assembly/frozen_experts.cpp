@@ -26,6 +26,13 @@ void require_only_read(const nn::ExpertWeights& weights, const nn::Parameter& pa
 
 }  // namespace
 
+bool may_keep_frozen_experts(const ModelRecipe& recipe, const comm::Mesh& mesh) {
+  const auto* adapters = std::get_if<NewAdapters>(&recipe.adapters);
+  return trains(recipe.purpose) && adapters != nullptr && adapters->target_parameters.empty() &&
+         recipe.saved_whole.empty() && !mesh.world() &&
+         !recipe.kernels.named.contains("moe_experts");
+}
+
 void keep_frozen_experts(const ModelRecipe& recipe, ModelOnRanks& placed) {
   if (!recipe.config.is_moe() || !trains(recipe.purpose) ||
       !std::holds_alternative<NewAdapters>(recipe.adapters))

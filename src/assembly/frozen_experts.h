@@ -11,4 +11,8 @@ namespace heddle::assembly {
 /// that multiplies no 8-bit floats.
 void keep_frozen_experts(const ModelRecipe& recipe, ModelOnRanks& placed);
 
+/// Whether it will do, as far as the recipe tells before there is a model: `kernels.fp8` asks for
+/// the form only then.
+bool may_keep_frozen_experts(const ModelRecipe& recipe, const comm::Mesh& mesh);
+
 }  // namespace heddle::assembly

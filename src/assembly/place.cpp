@@ -30,15 +30,6 @@ void require_same_files(const ModelRecipe& recipe, const comm::Mesh& mesh) {
   comm::require_agreement(*mesh.world(), "model", facts);
 }
 
-/// Experts in 8-bit floats have no gradient, no adapter, no parts on other ranks and no other
-/// kernel.
-bool may_keep_experts_in_eight_bits(const ModelRecipe& recipe, const comm::Mesh& mesh) {
-  const auto* adapters = std::get_if<NewAdapters>(&recipe.adapters);
-  return trains(recipe.purpose) && adapters != nullptr && adapters->target_parameters.empty() &&
-         recipe.saved_whole.empty() && !mesh.world() &&
-         !recipe.kernels.named.contains("moe_experts");
-}
-
 std::unique_ptr<Model> make_model(const ModelRecipe& recipe, const runtime::Context& context) {
   models::ModelOptions options;
   options.head = recipe.head;
@@ -53,7 +44,7 @@ std::unique_ptr<Model> make_model(const ModelRecipe& recipe, const runtime::Cont
       (options.duties.generates && !std::holds_alternative<std::monostate>(recipe.adapters));
   options.auxiliary_loss = recipe.auxiliary_loss;
   options.kernel_policy = recipe.kernels;
-  if (!may_keep_experts_in_eight_bits(recipe, context.mesh))
+  if (!may_keep_frozen_experts(recipe, context.mesh))
     options.kernel_policy.wishes.erase("frozen_experts");
   options.context_method = recipe.context_method;
   return std::make_unique<Model>(recipe.config, recipe.prefix, context, options);

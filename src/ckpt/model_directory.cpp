@@ -11,6 +11,7 @@
 #include "base/json.h"
 #include "base/quote.h"
 #include "base/text.h"
+#include "ckpt/adapter_directory.h"
 #include "ckpt/quantisation.h"
 #include "ckpt/training_checkpoint.h"
 #include "ckpt/weight_map.h"
@@ -82,7 +83,7 @@ void check_index(const ModelDirectory& model,
   std::sort(pickles.begin(), pickles.end());
   std::sort(others.begin(), others.end());
   if (std::ranges::any_of(others, [](const std::string& name) {
-        return name == "adapter_model.safetensors" || name == "heddle_adapter.safetensors";
+        return name == kPeftWeights || name == kCompactWeights;
       })) {
     throw_error<ModelError>(
         "{}: an adapter directory, not a model: give the base model, and this folder as the "

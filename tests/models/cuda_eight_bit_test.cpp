@@ -184,6 +184,31 @@ TEST_F(GpuEightBitModel, FrozenExpertsAreKeptInEightBitsAlone) {
   EXPECT_EQ(found, 8);
 }
 
+TEST(EightBitExperts, AreAskedForWhereAdaptersLeaveThemAloneOnOneRank) {
+  const auto may = [](const assembly::ModelRecipe& recipe) {
+    return assembly::may_keep_frozen_experts(recipe, comm::Mesh::single());
+  };
+  const assembly::ModelRecipe recipe = mixture_by_key({});
+  EXPECT_TRUE(may(recipe));
+  EXPECT_FALSE(may(mixture_by_key({"experts.down_proj"})));
+  assembly::ModelRecipe other = recipe;
+  other.saved_whole = {"norm"};
+  EXPECT_FALSE(may(other));
+  other = recipe;
+  other.kernels.named["moe_experts"] = "cuda.grouped_mm";
+  EXPECT_FALSE(may(other));
+  other = recipe;
+  other.adapters = {};
+  EXPECT_FALSE(may(other));
+  other = recipe;
+  other.purpose = assembly::Purpose::kScore;
+  EXPECT_FALSE(may(other));
+  const auto errors = testing::run_ranks(2, [&](const std::shared_ptr<comm::World>& world) {
+    EXPECT_FALSE(assembly::may_keep_frozen_experts(recipe, comm::Mesh({1, 1, 1, 2, 1}, world)));
+  });
+  EXPECT_THAT(errors, ::testing::Each(""));
+}
+
 TEST_F(GpuEightBitModel, OneKeyChoosesAllKernels) {
   using ::testing::IsSupersetOf;
   const auto lines = [](const std::vector<std::string>& target_parameters) {
