@@ -14,7 +14,6 @@
 namespace heddle::ckpt {
 namespace {
 
-constexpr const char* kConfigFile = "adapter_config.json";
 constexpr std::string_view kA = ".lora_A.weight";
 constexpr std::string_view kB = ".lora_B.weight";
 constexpr std::string_view kEmbeddingA = ".lora_embedding_A";
@@ -189,8 +188,8 @@ class Sorter {
     const bool fits =
         pair.parameter.empty() ? rows == pair.rank : rows > 0 && rows % pair.rank == 0;
     if (!fits) {
-      wrong_.push_back(
-          fmt::format("'{}' has rank {}, {} says {}", pair.a.name, rows, kConfigFile, pair.rank));
+      wrong_.push_back(fmt::format("'{}' has rank {}, {} says {}", pair.a.name, rows,
+                                   kAdapterConfig, pair.rank));
     }
   }
 
@@ -241,7 +240,7 @@ bool makes_pair(std::int64_t rows, std::int64_t columns, std::int64_t rank,
 
 bool AdapterDirectory::is_one(const Path& path) {
   std::error_code ignored;
-  return std::filesystem::exists(path / kConfigFile, ignored);
+  return std::filesystem::exists(path / kAdapterConfig, ignored);
 }
 
 AdapterDirectory AdapterDirectory::open(const Path& path) {
@@ -251,12 +250,12 @@ AdapterDirectory AdapterDirectory::open(const Path& path) {
   }
   if (!is_one(path)) {
     throw_error<ModelError>("{}: {} is missing: not a PEFT adapter folder", path.string(),
-                            kConfigFile);
+                            kAdapterConfig);
   }
   AdapterDirectory adapter;
   adapter.path_ = path;
-  adapter.config_ =
-      AdapterConfig::from_json(read_json_object(path / kConfigFile), (path / kConfigFile).string());
+  adapter.config_ = AdapterConfig::from_json(read_json_object(path / kAdapterConfig),
+                                             (path / kAdapterConfig).string());
   const SafetensorsFile file(find_weights(path), path);
   if (file.path().filename() == kCompactWeights) {
     adapter.form_ = AdapterForm::kCompact;

@@ -89,6 +89,7 @@ struct AdapterTensors {
   AdapterForm form = AdapterForm::kPeft;
 };
 
+inline constexpr const char* kAdapterConfig = "adapter_config.json";
 // The file of each form, and what the metadata of a compact one says.
 inline constexpr const char* kPeftWeights = "adapter_model.safetensors";
 inline constexpr const char* kCompactWeights = "heddle_adapter.safetensors";
@@ -109,5 +110,11 @@ void write_adapter(const Path& path, const AdapterConfig& config, const AdapterT
                    AdapterSpelling spelling, std::optional<at::ScalarType> dtype = {},
                    const TokenizerSource& tokenizer = {}, bool overwrite = false,
                    const Files& files = {}, const AddFiles& add_files = {});
+
+/// Writes the adapter as PEFT reads it, a factor that experts share once for each of them, with its
+/// configuration, tokenizer and licence files; an adapter in PEFT's form is copied. Returns the
+/// bytes of its tensors. Throws ConfigError if something stands there that must not be replaced;
+/// FileError.
+std::uint64_t write_in_peft_form(const AdapterDirectory& adapter, const Path& path, bool overwrite);
 
 }  // namespace heddle::ckpt

@@ -75,7 +75,7 @@ void write_adapter(const Path& path, const AdapterConfig& config, const AdapterT
     add(name, saved.tensor);
   }
 
-  check_output_directory(path, overwrite, "adapter_config.json");
+  check_output_directory(path, overwrite, kAdapterConfig);
   const Path place = output_place(path);
   StagingDirectory staging(place, place.string() + ".tmp");
   std::vector<TensorSpec> specs;
@@ -89,7 +89,7 @@ void write_adapter(const Path& path, const AdapterConfig& config, const AdapterT
     append_tensor(writer, spec.name, by_name.at(spec.name), spec.dtype);
   }
   writer.commit();
-  files::write_atomically(staging.path() / "adapter_config.json", config.to_json().dump(2) + "\n");
+  files::write_atomically(staging.path() / kAdapterConfig, config.to_json().dump(2) + "\n");
   if (!tokenizer.directory.empty()) copy_tokenizer(tokenizer, staging.path());
   write_files(files, staging.path());
   if (add_files) add_files(staging.path());

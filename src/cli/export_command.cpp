@@ -47,6 +47,20 @@ int run_on_checkpoint(const ExportOptions& options, const Session& session) {
   return 0;
 }
 
+int run_on_adapter(const ckpt::AdapterDirectory& adapter, const ExportOptions& options,
+                   const Session& session) {
+  if (!options.adapter.empty() || !options.base.empty() || !options.head.empty() || options.gguf) {
+    throw_error<ConfigError>(
+        "{} is an adapter, which is written as it is, without --adapter, --base, --head or --gguf; "
+        "merge it with `heddle export BASE_MODEL --adapter {} --output DIR`",
+        options.model, options.model);
+  }
+  const std::uint64_t bytes = ckpt::write_in_peft_form(adapter, options.output, options.overwrite);
+  session.out << "adapter: " << options.output << ", "
+              << text::format_bytes(static_cast<double>(bytes)) << " in PEFT's form\n";
+  return 0;
+}
+
 int run_to_gguf(const ExportOptions& options, const Session& session) {
   if (!options.adapter.empty() || ckpt::is_training_checkpoint(options.model)) {
     throw_error<ConfigError>(
@@ -67,6 +81,9 @@ int run_to_gguf(const ExportOptions& options, const Session& session) {
 }
 
 int run(const ExportOptions& options, const Session& session) {
+  const files::Path given = options.model;
+  if (ckpt::AdapterDirectory::is_one(given) && !std::filesystem::exists(given / "config.json"))
+    return run_on_adapter(ckpt::AdapterDirectory::open(given), options, session);
   if (options.gguf) return run_to_gguf(options, session);
   if (ckpt::is_training_checkpoint(options.model)) return run_on_checkpoint(options, session);
   if (!options.base.empty())
@@ -103,8 +120,10 @@ void add_export_command(CLI::App& app, Action& action) {
   CLI::App* command = app.add_subcommand(
       "export", "Write a Hugging Face model directory, adapter merged, or a GGUF file");
   command
-      ->add_option("model_dir", options->model,
-                   "A Hugging Face model directory, or a training checkpoint of a run")
+      ->add_option(
+          "model_dir", options->model,
+          "A Hugging Face model directory, an adapter directory, or a training checkpoint of "
+          "a run")
       ->required()
       ->type_name("MODEL_DIR");
   command->add_option("--adapter", options->adapter, "A PEFT adapter directory to merge")
@@ -133,10 +152,12 @@ void add_export_command(CLI::App& app, Action& action) {
       "Of a training checkpoint: what final/ of the run would hold, a model (train.method full) or "
       "an adapter\n"
       "(lora), in the run's own head and dtype.\n"
+      "Of an adapter: the same as PEFT reads it, also of a server's checkpoint.\n"
       "\n"
       "Examples:\n"
       "  heddle export models/base --adapter runs/chat/final --output merged\n"
       "  heddle export runs/chat/checkpoints/step-00000200 --output step-200\n"
+      "  heddle export data/tenants/me/runs/RUN/sampler_weights/chat --output chat\n"
       "  heddle export merged --gguf --output merged.gguf");
   command->callback([options, &action] {
     action = [options](const Session& session) { return run(*options, session); };

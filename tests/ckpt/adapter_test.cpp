@@ -181,6 +181,50 @@ TEST_F(AdapterDirectories, TheCompactFormHasAFileOfItsOwnThatSaysWhatIsShared) {
   EXPECT_THAT(opened(), HasSubstr("metadata 'expert_factors' is '', this program reads"));
 }
 
+TEST_F(AdapterDirectories, InPeftsFormEachExpertHasTheFactorThatAllShare) {
+  const AdapterConfig experts_of_rank_2 =
+      parse({{"r", 2},
+             {"target_modules", {"q_proj"}},
+             {"target_parameters", {"mlp.experts.gate_up_proj", "mlp.experts.down_proj"}}});
+  const std::string experts = "model.layers.0.mlp.experts";
+  const at::Tensor shared_a = random_tensor("shared a", {2, 5}),
+                   shared_b = random_tensor("shared b", {5, 2});
+  const AdapterTensors given = {{{experts, "gate_up_proj", shared_a, random_tensor("b", {14, 6})},
+                                 {experts, "down_proj", random_tensor("a", {6, 7}), shared_b},
+                                 {"model.layers.0.self_attn.q_proj", "",
+                                  random_tensor("q a", {2, 5}), random_tensor("q b", {8, 2})}},
+                                {{"lm_head.weight", random_tensor("head", {9, 5})}},
+                                AdapterForm::kCompact};
+  write_adapter(dir_ / "compact", experts_of_rank_2, given, AdapterSpelling::kText, at::kBFloat16,
+                {}, false, {{"tokenizer.json", "{}"}, {"notes.txt", "mine"}});
+  const Path path = dir_ / "peft";
+  write_in_peft_form(AdapterDirectory::open(dir_ / "compact"), path, /*overwrite=*/false);
+  EXPECT_EQ(files::read(path / "tokenizer.json"), "{}");
+  EXPECT_FALSE(std::filesystem::exists(path / "notes.txt"));
+  const auto adapter = AdapterDirectory::open(path);
+  EXPECT_EQ(adapter.form(), AdapterForm::kPeft);
+  ASSERT_EQ(adapter.pairs().size(), 3u);
+  ASSERT_EQ(adapter.saved().size(), 1u);
+  for (const LoraPair& pair : adapter.pairs()) {
+    if (pair.parameter.empty()) continue;
+    const at::Tensor a = read_tensor(pair.a, at::kFloat), b = read_tensor(pair.b, at::kFloat);
+    ASSERT_EQ(a.size(0), 6);
+    ASSERT_EQ(b.size(1), 6);
+    const bool is_down = pair.parameter == "down_proj";
+    for (std::int64_t expert = 0; expert < 3; ++expert) {
+      // PEFT takes A's rows expert by expert, and of B's columns every third.
+      const at::Tensor own_a = a.narrow(0, 2 * expert, 2), own_b = b.slice(1, expert, 6, 3);
+      const at::Tensor expected = is_down ? shared_b : shared_a;
+      EXPECT_TRUE(is_identical((is_down ? own_b : own_a).contiguous(),
+                               expected.to(at::kBFloat16).to(at::kFloat)))
+          << pair.parameter << " " << expert;
+    }
+  }
+  EXPECT_THROW(write_in_peft_form(adapter, dir_ / "compact", /*overwrite=*/false), ConfigError);
+  write_in_peft_form(adapter, dir_ / "compact", /*overwrite=*/true);
+  EXPECT_FALSE(std::filesystem::exists(dir_ / "compact/heddle_adapter.safetensors"));
+}
+
 TEST_F(AdapterDirectories, ACompactPairIsOfOneExpertAndOfSeveral) {
   const std::string name = "base_model.model.model.layers.0.mlp.experts";
   const auto error_of = [&](std::int64_t rows, std::int64_t columns) {

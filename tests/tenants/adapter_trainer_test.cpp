@@ -406,6 +406,17 @@ TEST_F(SavedSetTest, OfAMixtureHoldsASharedFactorOnceButForPeft) {
   EXPECT_EQ(stored("peft/adapter_model.safetensors"), repeated);
   EXPECT_FALSE(std::filesystem::exists(dir_ / "peft/heddle_adapter.safetensors"));
 
+  // The compact form is written in PEFT's afterwards as it would have been at once.
+  for (const std::string own : {"training", "peft"}) {
+    const std::filesystem::path from = dir_ / own, to = dir_ / (own + " written");
+    const std::uint64_t bytes =
+        ckpt::write_in_peft_form(ckpt::AdapterDirectory::open(from), to, /*overwrite=*/false);
+    EXPECT_EQ(bytes, std::filesystem::file_size(to / "adapter_model.safetensors")) << own;
+    for (const char* file : {"adapter_model.safetensors", "adapter_config.json"})
+      EXPECT_EQ(files::read(to / file), files::read(dir_ / "peft" / file)) << own << " " << file;
+    EXPECT_FALSE(std::filesystem::exists(to / "heddle_training.safetensors")) << own;
+  }
+
   // Directories without a state show what is shared.
   std::filesystem::remove(dir_ / "peft/heddle_training.json");
   EXPECT_EQ(held("peft"), nn::ExpertFactors::kSharedOuter);

@@ -105,6 +105,22 @@ TEST_P(MoeAdapterTraining, AdaptersOnExpertsLearnResumeAndMerge) {
     moved = std::max(moved, std::abs(adapted[i] - base[i]));
   }
   EXPECT_GT(moved, 0.05);
+
+  // An adapter alone is written as PEFT reads it, which it is here.
+  const std::string copy = (dir_ / "copy").string();
+  ASSERT_EQ(run_cli({"export", adapter, "--output", copy}), 0);
+  for (const char* file : {"adapter_model.safetensors", "adapter_config.json", "tokenizer.json"})
+    EXPECT_EQ(files::read(fs::path(copy) / file), files::read(fs::path(adapter) / file)) << file;
+  EXPECT_EQ(run_cli({"export", adapter, "--output", copy}), 2);
+  for (const std::vector<std::string>& option : {std::vector<std::string>{"--adapter", adapter},
+                                                 {"--base", model},
+                                                 {"--head", "lm"},
+                                                 {"--gguf"}}) {
+    std::vector<std::string> words = {"export", adapter, "--output", (dir_ / "refused").string()};
+    words.insert(words.end(), option.begin(), option.end());
+    EXPECT_EQ(run_cli(words), 2) << option[0];
+  }
+  EXPECT_FALSE(fs::exists(dir_ / "refused"));
 }
 
 TEST_F(MoeTraining, RecomputationGivesTheSameAdapters) {
