@@ -30,8 +30,8 @@ class GenerateTest : public ::testing::Test {
       words = {"launch", "--nproc", layout[0], "--log-dir", runs_.log_of("generate").string() + "s",
                "--"};
     for (const std::string& word :
-         {std::string("generate"), (runs_.directory() / "dense").string(), std::string("--input"),
-          input, std::string("--output"), output, std::string("--max-new-tokens"), std::string("6"),
+         {std::string("generate"), runs_.model("dense").string(), std::string("--input"), input,
+          std::string("--output"), output, std::string("--max-new-tokens"), std::string("6"),
           std::string("--ignore-eos"), std::string("--threads"), std::string("1")})
       words.push_back(word);
     if (std::ranges::find(more, "--dtype") == more.end())

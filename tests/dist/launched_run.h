@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
 #include "base/files.h"
@@ -77,16 +78,28 @@ class LaunchedRuns {
       file->close();
     for (const char* name : {"train", "pairs", "answers", "endings", "preferences", "labelled"})
       write_first_rows(std::string(name) + ".jsonl");
-    make_model("dense", false);
-    make_model("moe", true);
-    make_model("qwen3", false, {{"model_type", "qwen3"}});
-    make_model("qwen3_vl", false, {{"model_type", "qwen3_vl_text"}});
-    // A dense layer among those with experts.
-    make_model("qwen3_moe", true,
-               {{"model_type", "qwen3_moe"}, {"norm_topk_prob", true}, {"mlp_only_layers", {1}}});
   }
 
-  /// A model directory of random weights; `changes` replaces parts of its configuration.
+  /// The folder of a model: dense, moe, qwen3, qwen3_vl or qwen3_moe, made when it is first asked
+  /// for, or one that the test has made.
+  std::filesystem::path model(const std::string& name) const {
+    std::filesystem::path folder = directory() / name;
+    if (std::filesystem::exists(folder / "config.json")) return folder;
+    if (name == "dense") make_model(name, false);
+    if (name == "moe") make_model(name, true);
+    if (name == "qwen3" || name == "qwen3_vl")
+      make_model(name, false, {{"model_type", name == "qwen3" ? "qwen3" : "qwen3_vl_text"}});
+    // A dense layer among those with experts.
+    if (name == "qwen3_moe") {
+      make_model(name, true,
+                 {{"model_type", "qwen3_moe"}, {"norm_topk_prob", true}, {"mlp_only_layers", {1}}});
+    }
+    return folder;
+  }
+
+  /// A model directory of random weights; `changes` replaces parts of its configuration. The
+  /// program makes each configuration once for all tests of this process: its start takes longer
+  /// than all else here.
   void make_model(const std::string& name, bool moe,
                   const nlohmann::ordered_json& changes = nlohmann::ordered_json::object()) const {
     nlohmann::ordered_json config = {{"model_type", moe ? "qwen3_5_moe_text" : "qwen3_5_text"},
@@ -110,11 +123,24 @@ class LaunchedRuns {
                                      {"initializer_range", 0.1},
                                      {"tie_word_embeddings", !moe}};
     config.update(changes);
+    const std::filesystem::path folder = directory() / name;
+    std::map<std::string, std::string>& made = made_models()[config.dump()];
+    if (!made.empty()) {
+      std::filesystem::create_directory(folder);
+      for (const auto& [file, bytes] : made)
+        std::ofstream(folder / file, std::ios::binary) << bytes;
+      return;
+    }
     files::write_atomically(directory() / (name + ".json"), config.dump());
-    wait_for(start_heddle({"init", "--config", (directory() / (name + ".json")).string(),
-                           "--tokenizer", testing::source_path("examples/tokenizer-4k"), "--output",
-                           (directory() / name).string(), "--seed", "3", "--dtype", "float32"},
-                          directory() / "init.log"));
+    const int status =
+        wait_for(start_heddle({"init", "--config", (directory() / (name + ".json")).string(),
+                               "--tokenizer", testing::source_path("examples/tokenizer-4k"),
+                               "--output", folder.string(), "--seed", "3", "--dtype", "float32"},
+                              directory() / "init.log"));
+    EXPECT_EQ(status, 0) << files::read(directory() / "init.log");
+    if (status != 0) return;
+    for (const auto& entry : std::filesystem::directory_iterator(folder))
+      made[entry.path().filename()] = files::read(entry.path());
   }
 
   const std::filesystem::path& directory() const { return directory_.path(); }
@@ -128,7 +154,7 @@ class LaunchedRuns {
   /// less time.
   std::vector<std::string> overrides(const std::string& run, const std::string& model,
                                      const std::vector<std::string>& more) const {
-    std::vector<std::string> all = {"model.path=" + (directory() / model).string(),
+    std::vector<std::string> all = {"model.path=" + this->model(model).string(),
                                     "data.train=" + (directory() / "train.jsonl").string(),
                                     "data.max_length=48",
                                     "data.truncation=keep_start",
@@ -193,6 +219,12 @@ class LaunchedRuns {
   }
 
  private:
+  /// Bytes by file of the models that were made, by their config.json.
+  static std::map<std::string, std::map<std::string, std::string>>& made_models() {
+    static std::map<std::string, std::map<std::string, std::string>> made;
+    return made;
+  }
+
   void write_first_rows(const std::string& name) const {
     std::ifstream all(directory() / name);
     std::ofstream few(first_rows(name));

@@ -219,7 +219,7 @@ TEST_F(DifferingRanksTest, ConfigurationsAreRefusedWithKeyValuesAndRanks) {
 }
 
 TEST_F(DifferingRanksTest, DataAndModelsAreRefused) {
-  std::filesystem::copy(at("dense"), at("other"));
+  std::filesystem::copy(runs_.model("dense"), at("other"));
   std::filesystem::copy(at("train.jsonl"), at("same.jsonl"));
   std::filesystem::copy(at("train.jsonl"), at("longer.jsonl"));
   std::ofstream(at("longer.jsonl"), std::ios::app) << R"({"text": "one more"})"
@@ -256,8 +256,8 @@ TEST_F(DifferingRanksTest, DataAndModelsAreRefused) {
 
 TEST_F(DifferingRanksTest, ScoreAndBenchAreComparedToo) {
   const auto score = [&](const std::string& model, const std::string& input) {
-    return Words{"score",    at(model),       "--input",         at(input),
-                 "--output", at("out.jsonl"), "parallel.fsdp=2", "parallel.timeout_s=120"};
+    return Words{"score",    runs_.model(model), "--input",         at(input),
+                 "--output", at("out.jsonl"),    "parallel.fsdp=2", "parallel.timeout_s=120"};
   };
   expect_refused(torchrun(), {score("dense", "train.jsonl"), score("dense", "pairs.jsonl")},
                  {"--input is " + at("train.jsonl"), at("pairs.jsonl")});

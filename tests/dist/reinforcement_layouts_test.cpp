@@ -19,7 +19,7 @@ TEST_F(ReinforcementTest, ExpertsOfGenerationAreTrainedInEveryLayout) {
                       "optim.lr=3e-2",
                       "rollout.max_sequences=5",
                       "rollout.max_new_tokens=12",
-                      "model.path=" + (runs_.directory() / "moe").string()};
+                      "model.path=" + runs_.model("moe").string()};
     settings.insert(settings.end(), more.begin(), more.end());
     EXPECT_EQ(train(name, ranks, settings), 0) << runs_.printed(name);
     return metrics(name);
@@ -63,7 +63,7 @@ TEST_F(ReinforcementTest, ExpertsOfGenerationReachTheAnchorInEveryLayout) {
                       "train.max_steps=6",
                       "rollout.max_sequences=5",
                       "rollout.max_new_tokens=12",
-                      "model.path=" + (runs_.directory() / "moe").string()};
+                      "model.path=" + runs_.model("moe").string()};
     settings.insert(settings.end(), more.begin(), more.end());
     EXPECT_EQ(train(name, ranks, settings), 0) << runs_.printed(name);
     const auto rows = metrics(name);

@@ -288,7 +288,7 @@ TEST_F(ReinforcementTest, ExpertsOfTheAnchorAreTrainedInEveryLayout) {
                       "rl.router_replay=r2",
                       "optim.lr=3e-2",
                       "train.max_steps=4",
-                      "model.path=" + (runs_.directory() / "moe").string()};
+                      "model.path=" + runs_.model("moe").string()};
     settings.insert(settings.end(), more.begin(), more.end());
     EXPECT_EQ(train(name, ranks, settings), 0) << runs_.printed(name);
     return metrics(name);
@@ -350,8 +350,8 @@ TEST_F(ReinforcementTest, RecipesMakeTheirFirstSteps) {
     Words words = command(recipe, ranks, {"rl.reward.verifiers.math=0", "train.max_steps=2"});
     words.insert(std::ranges::find(words, "rl") + 1,
                  testing::source_path(std::string("recipes/") + recipe + ".yaml"));
-    std::ranges::replace(words, "model.path=" + (runs_.directory() / "dense").string(),
-                         "model.path=" + (runs_.directory() / model).string());
+    std::ranges::replace(words, "model.path=" + runs_.model("dense").string(),
+                         "model.path=" + runs_.model(model).string());
     EXPECT_EQ(testing::wait_for(testing::start_heddle(words, runs_.log_of(recipe), environment)), 0)
         << runs_.printed(recipe);
     EXPECT_EQ(metrics(recipe).size(), 2u) << recipe;

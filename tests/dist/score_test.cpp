@@ -36,7 +36,7 @@ class ScoreTest : public ::testing::Test {
       words = {"launch", "--nproc", layout[0], "--log-dir", runs_.log_of("score").string() + "s",
                "--"};
     for (const std::string& word :
-         {std::string("score"), (runs_.directory() / model).string(), std::string("--input"),
+         {std::string("score"), runs_.model(model).string(), std::string("--input"),
           (runs_.directory() / "rows.jsonl").string(), std::string("--output"), output,
           std::string("--dtype"), std::string("float64"), std::string("--head"), head,
           std::string("--batch-tokens"), std::to_string(batch_tokens_), std::string("--threads"),
@@ -145,7 +145,7 @@ class PoisonedPackTest : public ScoreTest {
     // A head of its own, or every probability would be NaN.
     runs_.make_model("untied", false, {{"tie_word_embeddings", false}});
     for (const std::string model : {"untied", "moe"}) {
-      std::filesystem::copy(runs_.directory() / model, runs_.directory() / (model + "-poisoned"));
+      std::filesystem::copy(runs_.model(model), runs_.directory() / (model + "-poisoned"));
       poison(runs_.directory() / (model + "-poisoned") / "model.safetensors");
     }
   }
@@ -212,7 +212,7 @@ TEST_F(ScoreTest, WhatCannotBeDividedIsNamed) {
                    runs_.log_of("bad").string() + "s",
                    "--",
                    "score",
-                   (runs_.directory() / "dense").string(),
+                   runs_.model("dense").string(),
                    "--input",
                    (runs_.directory() / "rows.jsonl").string(),
                    "--output",
