@@ -191,8 +191,12 @@ Memory memory_of(const StepOnRanks& layout, std::int64_t stage_rank, double devi
   const double shards = layout.shards(), replicas = layout.size(Dim::kDp);
   const double expert_shards = layout.expert_shards(), table_shards = layout.table_shards();
   Memory memory;
-  memory.weights = step.element * (held.dense / shards + held.experts / expert_shards +
-                                   held.tables / table_shards);
+  const double of_experts = held.experts / expert_shards,
+               loaded =
+                   step.element * (held.dense / shards + of_experts + held.tables / table_shards);
+  // The scale of each expert is not counted.
+  const bool is_eight_bit = step.has_eight_bit_experts && layout.mesh.world_size() == 1;
+  memory.weights = loaded - (is_eight_bit ? (step.element - 1) * of_experts : 0);
   // The block that runs and the next one, or the table before or after it.
   const double block_gathered = held.largest_dense_block * (1 - 1 / shards);
   const double table_gathered = held.largest_table * (1 - 1 / table_shards);
@@ -222,6 +226,8 @@ Memory memory_of(const StepOnRanks& layout, std::int64_t stage_rank, double devi
                                                         : memory.gradients;
   memory.peak =
       resident + std::max(memory.activations + before + memory.working, memory.gradients + block);
+  // Experts come as they are stored, and all of them are there before the first is converted.
+  memory.peak = std::max(memory.peak, loaded);
   if (step.generation) {
     const double between = step.element * (held.dense / shards + held.experts / expert_shards +
                                            held.tables / table_shards);

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "assembly/from_config.h"
+#include "assembly/frozen_experts.h"
 #include "config/objective.h"
 #include "models/model.h"
 #include "ops/optimizer_step/eight_bit.h"
@@ -167,6 +169,15 @@ void add_policy(Step& step, const config::RunConfig& config) {
       .replicas = std::max(1.0, as_double(rl.rollout_ranks / rollout.tp))};
 }
 
+/// Whether a run on one rank with a GPU that has the kernels would.
+bool keeps_experts_in_eight_bits(const config::RunConfig& config, const Config& model) {
+  if (!model.is_moe() || config.train.method != config::Method::kLora) return false;
+  const auto named = config.kernels.choice.find("frozen_experts");
+  if (named != config.kernels.choice.end()) return named->second != "as_loaded";
+  return config.kernels.fp8 && assembly::may_keep_frozen_experts(
+                                   assembly::recipe_of_run(config, model), comm::Mesh::single());
+}
+
 }  // namespace
 
 Step describe_step(const config::RunConfig& config, const Config& model) {
@@ -187,6 +198,7 @@ Step describe_step(const config::RunConfig& config, const Config& model) {
   step.state = state_bytes(config.optim.state_dtype, step);
   step.offloads_state = config.optim.offload;
   step.offloads_inputs = config.train.offload_activations;
+  step.has_eight_bit_experts = keeps_experts_in_eight_bits(config, model);
   if (config::objective_of(config) == config::Objective::kPolicy) add_policy(step, config);
   return step;
 }

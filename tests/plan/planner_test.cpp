@@ -108,6 +108,35 @@ TEST(Planner, CountsTheGatheredKeysAndValues) {
   EXPECT_EQ(keys({"parallel.tp=4"}), 0);
 }
 
+TEST(Planner, FrozenExpertsInEightBitsTakeHalfOfTheirMemory) {
+  const auto model = models::preset("qwen3.5-35b-a3b");
+  const auto memory = [&](std::vector<std::string> settings, std::int64_t ranks = 1) {
+    settings.insert(settings.end(),
+                    {"train.micro_batch_tokens=8192", "train.recompute=elementwise"});
+    return plan_layout(run_config(settings), model, ranks, find_hardware("h200"))
+        .stages.at(0)
+        .memory;
+  };
+  const std::string lora = "train.method=lora";
+  const Memory whole = memory({lora}), halved = memory({lora, "kernels.fp8=true"});
+  // 40 layers of 256 experts of three matrices of 2048 x 512.
+  EXPECT_DOUBLE_EQ(whole.weights - halved.weights, 40.0 * 256 * 3 * 2048 * 512);
+  EXPECT_DOUBLE_EQ(memory({lora, "kernels.frozen_experts=cuda.fp8"}).peak, halved.peak);
+  // All weights in bf16 are there once.
+  EXPECT_LT(halved.peak, whole.peak);
+  EXPECT_GE(halved.peak, 2 * 34.6e9);
+
+  const std::string eight = "kernels.fp8=true";
+  EXPECT_EQ(memory({lora, eight, "kernels.frozen_experts=as_loaded"}).peak, whole.peak);
+  for (const std::string trained :
+       {"adapter.target_parameters=[experts.down_proj]", "adapter.modules_to_save=[lm_head]",
+        "kernels.moe_experts=reference"})
+    EXPECT_EQ(memory({lora, eight, trained}).weights, memory({lora, trained}).weights) << trained;
+  EXPECT_EQ(memory({eight}).weights, memory({}).weights);
+  for (const std::string layout : {"parallel.dp=2", "parallel.fsdp=2"})
+    EXPECT_EQ(memory({lora, eight, layout}, 2).weights, memory({lora, layout}, 2).weights);
+}
+
 TEST(Planner, TheNetworkIsSlowerThanTheHost) {
   const auto model = models::preset("qwen3.5-4b");
   const auto config = run_config({"train.global_batch_size=8", "parallel.tp=4"});
