@@ -113,8 +113,8 @@ void write_adapter(const Path& path, const AdapterConfig& config, const AdapterT
 
 /// Writes the adapter as PEFT reads it, a factor that experts share once for each of them, with its
 /// configuration, tokenizer and licence files; an adapter in PEFT's form is copied. Returns the
-/// bytes of its tensors. Throws ConfigError if something stands there that must not be replaced;
-/// FileError.
+/// bytes of its weights file. Throws ConfigError if something stands there that must not be
+/// replaced; FileError.
 std::uint64_t write_in_peft_form(const AdapterDirectory& adapter, const Path& path, bool overwrite);
 
 }  // namespace heddle::ckpt

@@ -169,13 +169,19 @@ void add_policy(Step& step, const config::RunConfig& config) {
       .replicas = std::max(1.0, as_double(rl.rollout_ranks / rollout.tp))};
 }
 
-/// Whether a run on one rank with a GPU that has the kernels would.
+/// Whether a run on one rank with a GPU that has the kernels would. A form that is named where it
+/// does not do, which a run refuses, counts as if it were left out.
 bool keeps_experts_in_eight_bits(const config::RunConfig& config, const Config& model) {
-  if (!model.is_moe() || config.train.method != config::Method::kLora) return false;
+  if (!model.is_moe() || config.train.method != config::Method::kLora ||
+      config.model.dtype != config::Dtype::kBFloat16)
+    return false;
+  // One trainer and its rollouts are several ranks of one job.
+  if (config.rl.rollout_ranks > 0 && !config.rl.has_two_jobs()) return false;
   const auto named = config.kernels.choice.find("frozen_experts");
-  if (named != config.kernels.choice.end()) return named->second != "as_loaded";
-  return config.kernels.fp8 && assembly::may_keep_frozen_experts(
-                                   assembly::recipe_of_run(config, model), comm::Mesh::single());
+  const bool is_asked =
+      named == config.kernels.choice.end() ? config.kernels.fp8 : named->second != "as_loaded";
+  return is_asked && assembly::may_keep_frozen_experts(assembly::recipe_of_run(config, model),
+                                                       comm::Mesh::single());
 }
 
 }  // namespace

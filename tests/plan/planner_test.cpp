@@ -131,8 +131,17 @@ TEST(Planner, FrozenExpertsInEightBitsTakeHalfOfTheirMemory) {
   for (const std::string trained :
        {"adapter.target_parameters=[experts.down_proj]", "adapter.modules_to_save=[lm_head]",
         "kernels.moe_experts=reference"})
-    EXPECT_EQ(memory({lora, eight, trained}).weights, memory({lora, trained}).weights) << trained;
+    for (const std::string& asked : {eight, std::string("kernels.frozen_experts=cuda.fp8")})
+      EXPECT_EQ(memory({lora, asked, trained}).weights, memory({lora, trained}).weights) << trained;
+  const std::string wide = "model.dtype=float32";
+  EXPECT_EQ(memory({lora, eight, wide}).weights, memory({lora, wide}).weights);
   EXPECT_EQ(memory({eight}).weights, memory({}).weights);
+  // A trainer with a rollout in its job is one of two ranks.
+  const std::vector<std::string> apart = {lora, "train.objective=policy",
+                                          "rl.reward.verifiers.exact=1", "rl.rollout_ranks=1"};
+  std::vector<std::string> eight_apart = apart;
+  eight_apart.push_back(eight);
+  EXPECT_EQ(memory(eight_apart).weights, memory(apart).weights);
   for (const std::string layout : {"parallel.dp=2", "parallel.fsdp=2"})
     EXPECT_EQ(memory({lora, eight, layout}, 2).weights, memory({lora, layout}, 2).weights);
 }
