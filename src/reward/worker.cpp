@@ -28,8 +28,8 @@ constexpr std::size_t kLongestErrorLine = 4096;
 /// More of a worker's standard error than this between two answers is not logged: a loop that
 /// prints would fill the disk.
 constexpr std::size_t kMostLogged = 256 << 10;
-/// A process that has closed its pipes because it ends has ended so soon.
-constexpr int kMomentMs = 50;
+/// A process that has closed its pipes because it ends has ended so soon, on a busy machine too.
+constexpr int kMomentMs = 1000;
 constexpr const char* kOutputClosed = "closed its standard output";
 constexpr const char* kInputClosed = "closed its standard input";
 

