@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <map>
 #include <numeric>
-#include <thread>
 #include <utility>
 
 #include "base/errors.h"
@@ -22,6 +21,9 @@ using Clock = std::chrono::steady_clock;
 constexpr std::size_t kShownFacts = 4, kShownValues = 3, kShownCharacters = 100;
 
 constexpr char kSame = '=', kDifferent = '!';
+
+// A rank that runs has read what rank 0 found within this time.
+constexpr Seconds kReading{10};
 
 void append_piece(std::string& out, const std::string& piece) {
   out += std::to_string(piece.size()) + ":" + piece;
@@ -175,10 +177,12 @@ void require_agreement(World& world, const std::string& subject, const std::vect
     world.store().set(key + "verdict", verdict);
     // Without this rank there may be no store for the others to read it in.
     if (!found.empty() && world.environment().serves_store)
-      std::this_thread::sleep_for(2 * kLookForFailures);
+      world.store().wait(key + "read by all", kReading);
   } else {
     verdict =
         wait(world, key + "verdict", fmt::format("all ranks to say what their {} is", subject));
+    if (verdict.front() == kDifferent && world.store().add(key + "readers", 1) == world.size() - 1)
+      world.store().set(key + "read by all", "1");
   }
   if (verdict.front() == kSame) return;
   throw_error<ConfigError>("the {} is not the same on all ranks: {}", subject, verdict.substr(1));

@@ -28,6 +28,11 @@ std::chrono::milliseconds milliseconds(Seconds time) {
                   std::chrono::duration_cast<std::chrono::milliseconds>(time));
 }
 
+/// What one answer may take, a greeting too: a shorter time would end it at once on a busy host.
+std::chrono::milliseconds answer_time(Seconds timeout) {
+  return std::max(milliseconds(timeout), kShortestTimeout);
+}
+
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
 /// Runs a call of c10d and turns what it throws into a CommError.
@@ -72,10 +77,9 @@ Store Store::serve(Listener listener, Seconds timeout, const std::string& secret
   const Endpoint endpoint = listener.local_endpoint();
   const auto server = std::make_shared<StoreServer>(std::move(listener), secret);
   return {
-      open_store(endpoint, "serving", timeout,
-                 [=] {
-                   return wrap(open_guarded_store(endpoint, secret, milliseconds(timeout), server));
-                 }),
+      open_store(
+          endpoint, "serving", timeout,
+          [=] { return wrap(open_guarded_store(endpoint, secret, answer_time(timeout), server)); }),
       endpoint};
 }
 
@@ -83,7 +87,7 @@ Store Store::connect(const Endpoint& endpoint, Seconds timeout, const std::strin
   return {open_store(endpoint, "connecting", timeout,
                      [=] {
                        wait_for_listener(endpoint, timeout);
-                       return wrap(open_guarded_store(endpoint, secret, milliseconds(timeout)));
+                       return wrap(open_guarded_store(endpoint, secret, answer_time(timeout)));
                      }),
           endpoint};
 }
@@ -92,8 +96,7 @@ Store Store::connect_unguarded(const Endpoint& endpoint, Seconds timeout) {
   c10d::TCPStoreOptions options;
   options.port = endpoint.port;
   options.waitWorkers = false;  // who has arrived is counted above, with names
-  // A shorter one would end what c10d does at once on a busy host.
-  options.timeout = std::max(milliseconds(timeout), kShortestTimeout);
+  options.timeout = answer_time(timeout);
   return {
       open_store(endpoint, "connecting", timeout,
                  [=] {

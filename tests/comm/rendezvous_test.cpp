@@ -1,6 +1,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <netinet/in.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <thread>
@@ -9,6 +11,7 @@
 #include "comm/ranks.h"
 #include "comm/refusal.h"
 #include "comm/world.h"
+#include "testing/free_port.h"
 
 namespace heddle::comm {
 namespace {
@@ -19,14 +22,43 @@ using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
+/// A deadline that no test waits for.
+constexpr double kNever = 3600;
+
 /// A store that a launcher would serve.
 struct Served {
   explicit Served(const std::string& nonce = "test") {
     store.below(kStorePrefix).set(kJobKey, nonce);
   }
+  void await_arrival(int rank) const {
+    EXPECT_TRUE(
+        store.below(kStorePrefix).wait("arrived/" + std::to_string(rank), Seconds(60)).has_value());
+  }
   Listener listener{std::uint16_t{0}};
   Endpoint master = listener.local_endpoint();
   Store store = Store::serve(std::move(listener), Seconds(10));
+};
+
+/// A port on which nothing listens, and which nobody else gets.
+class TakenPort {
+ public:
+  TakenPort() : socket_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof address;
+    EXPECT_EQ(bind(socket_, reinterpret_cast<sockaddr*>(&address), size), 0);
+    EXPECT_EQ(getsockname(socket_, reinterpret_cast<sockaddr*>(&address), &size), 0);
+    port_ = ntohs(address.sin_port);
+  }
+  ~TakenPort() { close(socket_); }
+  TakenPort(const TakenPort&) = delete;
+  TakenPort& operator=(const TakenPort&) = delete;
+  std::uint16_t port() const { return port_; }
+
+ private:
+  int socket_;
+  std::uint16_t port_ = 0;
 };
 
 std::string join_error(const LaunchEnvironment& environment, double timeout_s) {
@@ -39,10 +71,7 @@ std::string join_error(const LaunchEnvironment& environment, double timeout_s) {
 }
 
 TEST(Rendezvous, RankZeroMayServe) {
-  Listener listener(std::uint16_t{0});
-  const std::uint16_t port = listener.port();
-  ::close(listener.release());
-  auto all = environments(2, make_endpoint("127.0.0.1", port, "test"));
+  auto all = environments(2, make_endpoint("127.0.0.1", testing::free_port(), "test"));
   all[0].serves_store = all[0].announces_job = true;
   std::string late;
   // The client comes first and must try again until the server listens.
@@ -66,7 +95,7 @@ TEST(Rendezvous, RefusesAStaleProcess) {
   const Served served("new");
   std::string first;
   std::jthread good([&] { first = join_error(environments(2, served.master, "new")[0], 3); });
-  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  served.await_arrival(0);
   EXPECT_THAT(join_error(environments(2, served.master, "old")[1], 3),
               AllOf(HasSubstr("another job ('new')"), HasSubstr("'old'")));
   good.join();
@@ -76,61 +105,54 @@ TEST(Rendezvous, RefusesAStaleProcess) {
 TEST(Rendezvous, RefusesTwoProcessesOfOneRank) {
   const Served served;
   std::string first;
-  std::jthread other([&] { first = join_error(environments(2, served.master)[1], 2); });
-  std::this_thread::sleep_for(std::chrono::milliseconds(300));
-  EXPECT_THAT(join_error(environments(2, served.master)[1], 2),
+  std::jthread other([&] { first = join_error(environments(2, served.master)[1], kNever); });
+  served.await_arrival(1);
+  EXPECT_THAT(join_error(environments(2, served.master)[1], kNever),
               HasSubstr("two processes say that they are rank 1"));
 }
 
 TEST(Rendezvous, RefusesWrongSizes) {
   const Served served;
   std::string first;
-  const auto begun = std::chrono::steady_clock::now();
-  std::jthread other([&] { first = join_error(environments(2, served.master)[0], 60); });
-  std::this_thread::sleep_for(std::chrono::milliseconds(300));
-  EXPECT_THAT(join_error(environments(3, served.master)[1], 60),
+  std::jthread other([&] { first = join_error(environments(2, served.master)[0], kNever); });
+  served.await_arrival(0);
+  EXPECT_THAT(join_error(environments(3, served.master)[1], kNever),
               HasSubstr("rank 1 was told of 3 ranks, another one of 2"));
   other.join();
   // Whoever waits for it is told at once.
   EXPECT_THAT(first, AllOf(HasSubstr("rank 1 failed"), HasSubstr("was told of 3 ranks")));
-  EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(20));
 }
 
 TEST(Rendezvous, ARankThatWillNotComeLeavesItsReason) {
   const Served served;
   std::string first;
-  const auto begun = std::chrono::steady_clock::now();
-  std::jthread other([&] { first = join_error(environments(2, served.master)[0], 60); });
+  std::jthread other([&] { first = join_error(environments(2, served.master)[0], kNever); });
   // Not for the ranks of another job.
   refuse_to_join(environments(2, served.master, "stranger")[1], "a stranger's reason");
   refuse_to_join(environments(2, served.master)[1], "run.yaml:3: unknown key\nand more");
   other.join();
   EXPECT_EQ(first, "rank 1 failed: run.yaml:3: unknown key");
-  EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(20));
 }
 
 TEST(Rendezvous, SaysThatNothingListens) {
   ::testing::internal::CaptureStderr();
-  Listener gone(std::uint16_t{0});
-  const Endpoint master = gone.local_endpoint();
-  ::close(gone.release());
+  const TakenPort silent;
+  const Endpoint master = make_endpoint("127.0.0.1", silent.port(), "test");
   EXPECT_THAT(join_error(environments(2, master)[1], 0.05),
               AllOf(HasSubstr(master.to_string()), HasSubstr("nothing listens there"),
                     HasSubstr("0.05 s (parallel.timeout_s)")));
   // A name in the domain that never has one, of ranks on two hosts: those of one take its loopback.
   auto afar = environments(2, make_endpoint("nosuchhost.invalid", 29500, ""))[1];
   afar.local_rank = 0, afar.local_world = 1;
-  EXPECT_THAT(join_error(afar, 1), HasSubstr("cannot resolve 'nosuchhost.invalid'"));
+  EXPECT_THAT(join_error(afar, 10), HasSubstr("cannot resolve 'nosuchhost.invalid'"));
   EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
 }
 
 TEST(Rendezvous, ASquatterIsNoStore) {
   // Something listens and never answers.
   const Listener squatter(std::uint16_t{0});
-  const auto start = std::chrono::steady_clock::now();
   EXPECT_THAT(join_error(environments(2, squatter.local_endpoint())[1], 2),
               HasSubstr(squatter.local_endpoint().to_string()));
-  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(8));
   auto serving = environments(2, squatter.local_endpoint())[0];
   serving.serves_store = serving.announces_job = true;
   EXPECT_THAT(join_error(serving, 2), HasSubstr("another job or program holds the port"));

@@ -159,7 +159,7 @@ void meet_somehow(int kind, std::mt19937& random) {
       break;
     }
   }
-  EXPECT_LT(Clock::now() - begun, sender.timeout + Seconds(6));
+  EXPECT_LT(Clock::now() - begun, sender.timeout + Seconds(60));
 }
 
 TEST(StandaloneGroup, RendezvousOfEveryKind) {

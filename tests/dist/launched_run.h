@@ -208,7 +208,8 @@ class LaunchedRuns {
   std::vector<Step> metrics(const std::string& run) const {
     std::vector<Step> steps;
     std::ifstream file(directory() / run / "metrics.jsonl");
-    for (std::string line; std::getline(file, line);) {
+    // A row without its end is being written.
+    for (std::string line; std::getline(file, line) && !file.eof();) {
       const auto row = nlohmann::json::parse(line);
       steps.push_back({row.at("loss"), row.at("grad_norm"), row.at("tokens"),
                        row.value("entropy", 0.0), row.value("eval_loss", 0.0),

@@ -9,6 +9,8 @@
 #include <set>
 #include <tuple>
 
+#include "ckpt/checkpoint_format.h"
+#include "ckpt/training_checkpoint.h"
 #include "dist/reinforcement_run.h"
 #include "testing/paths.h"
 
@@ -236,11 +238,10 @@ TEST_F(ReinforcementTest, StalenessIsBoundedInEveryLayout) {
     Words all = {"rl.mode=async", "rl.max_staleness=2", "rl.old_logprobs=recompute"};
     all.insert(all.end(), settings.begin(), settings.end());
     ASSERT_EQ(train(name, ranks, all), 0) << runs_.printed(name);
-    for (const auto& row : metrics(name)) {
-      EXPECT_LE(row.at("staleness_max"), 2) << name;
-      expect_times(row, name);
-    }
-    EXPECT_EQ(metrics(name).size(), 5u) << name;
+    const auto rows = metrics(name);
+    for (const auto& row : rows) EXPECT_LE(row.at("staleness_max"), 2) << name;
+    expect_times(rows, name);
+    EXPECT_EQ(rows.size(), 5u) << name;
     expect_ledger(name, 5);
   }
 }
@@ -361,15 +362,14 @@ TEST_F(ReinforcementTest, RecipesMakeTheirFirstSteps) {
 TEST_F(ReinforcementTest, KilledRankEndsTheJobAndTheNextStartLosesNothing) {
   const Words settings = {"rl.rollout_ranks=1", "rl.mode=async", "rl.max_staleness=1",
                           "ckpt.every=1", "train.max_steps=40"};
-  // A late step for each, so that it is not there from the start before.
-  const char* const step_names[] = {"step-00000002", "step-00000005"};
   // The trainer's process, then the rollout's.
   for (const std::size_t victim : {0u, 1u}) {
+    // Two steps further than the start before came.
+    const auto latest = ckpt::latest_complete_checkpoint(checkpoints("killed"));
+    const auto next = checkpoints("killed") / ckpt::step_name((latest ? latest->step : 0) + 2);
     const pid_t launcher =
         testing::start_heddle(command("killed", 2, settings), runs_.log_of("killed"));
-    // Two steps further than the last start came at least.
-    ASSERT_TRUE(testing::has_made(launcher, checkpoints("killed") / step_names[victim]))
-        << runs_.printed("killed");
+    ASSERT_TRUE(testing::has_made(launcher, next)) << runs_.printed("killed");
     const std::vector<pid_t> ranks = testing::children_of(launcher);
     ASSERT_EQ(ranks.size(), 2u);
     kill(ranks[victim], SIGKILL);

@@ -154,7 +154,7 @@ def test_the_secret_of_a_job_is_in_no_log_and_on_no_command_line(models, tmp_pat
                  f"model.path={models / 'dense_tied'}", f"data.train={rows}", f"train.output_dir={tmp_path / kind / 'run'}", "parallel.fsdp=2",
                  "train.max_steps=400", "train.global_batch_size=2", "device.threads=1", f"log.command=env > {tmp_path}/{kind}/environment"]
         process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        commands, secrets, end = "", set(), time.monotonic() + 30
+        commands, secrets, end = "", set(), time.monotonic() + 100
         while time.monotonic() < end and not (secrets and (tmp_path / kind / "environment").exists()):
             for child in pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
                 try:

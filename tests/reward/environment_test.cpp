@@ -22,7 +22,7 @@ namespace {
 RewardOptions program(std::int64_t workers) {
   RewardOptions options;
   options.environment.command = {testing::built_path("tests/reward/heddle_reward_worker")};
-  options.environment.timeout_s = 20;
+  options.environment.timeout_s = 100;
   options.environment.workers = workers;
   return options;
 }
@@ -121,7 +121,7 @@ TEST(Environment, NoEpisodeIsToBlameForAWorkerThatEndedUnasked) {
   environment->score(openings);
   EXPECT_EQ(environment->score(last)[0].observation, "on");
   pollfd ended{reader, POLLIN, 0};
-  EXPECT_EQ(::poll(&ended, 1, 20'000), 1);
+  EXPECT_EQ(::poll(&ended, 1, 100'000), 1);
   ::close(reader);
   EXPECT_EQ(environment->score({&after[0], 1})[0].observation, "start 7");
   EXPECT_TRUE(environment->score({&after[1], 1})[0].is_lost);

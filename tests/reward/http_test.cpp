@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <functional>
+#include <future>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -121,7 +122,7 @@ HttpOptions quick(const Server& server) {
   HttpOptions options;
   options.url = server.url();
   options.backoff_s = 0.01;
-  options.timeout_s = 5;
+  options.timeout_s = 60;
   return options;
 }
 
@@ -191,15 +192,18 @@ TEST(HttpReward, GivesUpWithTheReason) {
 }
 
 TEST(HttpReward, HasADeadline) {
-  Server slow([&](const std::string&, const Json& body, int) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(400));
-    return Response{200, lengths(body)};
-  });
+  std::promise<void> has_given_up;
+  Server slow(
+      [&, given_up = has_given_up.get_future().share()](const std::string&, const Json& body, int) {
+        given_up.wait();
+        return Response{200, lengths(body)};
+      });
   HttpOptions options = quick(slow);
   options.timeout_s = 0.1;
   options.retries = 0;
   EXPECT_THAT(reward_of(options)->score(samples(1))[0].error.value_or(""),
               HasSubstr("no answer within 0.1 s (rl.reward.timeout_s)"));
+  has_given_up.set_value();
 }
 
 TEST(HttpReward, SaysWhatToDo) {

@@ -18,7 +18,7 @@ RewardOptions program(std::int64_t workers) {
   RewardOptions options;
   options.process.command = {testing::built_path("tests/reward/heddle_reward_worker")};
   options.process.workers = workers;
-  options.process.timeout_s = 20;
+  options.process.timeout_s = 100;
   return options;
 }
 

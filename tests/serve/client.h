@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -26,7 +27,7 @@ class Client {
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     if (connect(socket_, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0)
       throw std::runtime_error("the test's client cannot connect");
-    const timeval wait{10, 0};
+    const timeval wait{60, 0};
     setsockopt(socket_, SOL_SOCKET, SO_RCVTIMEO, &wait, sizeof wait);
   }
   ~Client() { close(); }
@@ -50,10 +51,7 @@ class Client {
   /// Bytes up to and including `mark`, or all until the server closes.
   std::string read_until(const std::string& mark) {
     while (unread_.find(mark) == std::string::npos) {
-      char piece[4096];
-      const ssize_t count = recv(socket_, piece, sizeof piece, 0);
-      if (count <= 0) return std::exchange(unread_, "");
-      unread_.append(piece, static_cast<std::size_t>(count));
+      if (!receive()) return std::exchange(unread_, "");
     }
     const std::size_t end = unread_.find(mark) + mark.size();
     std::string text = unread_.substr(0, end);
@@ -65,12 +63,7 @@ class Client {
     std::string text = read_until("\r\n\r\n");
     const std::size_t place = text.find("Content-Length: ");
     std::size_t left = place == std::string::npos ? 0 : std::stoul(text.substr(place + 16));
-    while (unread_.size() < left) {
-      char piece[4096];
-      const ssize_t count = recv(socket_, piece, sizeof piece, 0);
-      if (count <= 0) break;
-      unread_.append(piece, static_cast<std::size_t>(count));
-    }
+    while (unread_.size() < left && receive()) continue;
     left = std::min(left, unread_.size());
     text += unread_.substr(0, left);
     unread_.erase(0, left);
@@ -96,13 +89,25 @@ class Client {
   }
 
  private:
+  /// Adds what comes to what is unread; false at the end of the connection.
+  bool receive() {
+    char piece[4096];
+    ssize_t count = 0;
+    do {
+      count = recv(socket_, piece, sizeof piece, 0);
+    } while (count < 0 && errno == EINTR);
+    if (count > 0) unread_.append(piece, static_cast<std::size_t>(count));
+    return count > 0;
+  }
+
   int socket_;
   std::string unread_;
 };
 
-/// The body of an answer.
+/// The body of an answer; empty without an answer, as where the server has hung up.
 inline std::string body_of(const std::string& answer) {
-  return answer.substr(answer.find("\r\n\r\n") + 4);
+  const std::size_t head = answer.find("\r\n\r\n");
+  return head == std::string::npos ? "" : answer.substr(head + 4);
 }
 inline int status_of(const std::string& answer) {
   return answer.size() < 12 ? 0 : std::stoi(answer.substr(9, 3));

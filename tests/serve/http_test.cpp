@@ -10,6 +10,7 @@
 #include <future>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <thread>
 
 #include <gmock/gmock.h>
@@ -135,8 +136,10 @@ TEST_F(Http, ALongAnswerComesWithoutAPause) {
     times_s.push_back(
         std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
   }
-  std::ranges::sort(times_s);
-  EXPECT_LT(times_s[5], 0.03) << "the time of a delayed acknowledgement is 0.04 s";
+  // The pause would be in each but the first, whose acknowledgement is not delayed yet; what a busy
+  // machine adds is not in all of them.
+  EXPECT_LT(std::ranges::min(std::span(times_s).subspan(1)), 0.03)
+      << "the time of a delayed acknowledgement is 0.04 s";
 }
 
 TEST_F(Http, StreamsAndNoticesAClientThatGoes) {
@@ -160,7 +163,7 @@ TEST_F(Http, StreamsAndNoticesAClientThatGoes) {
     client.read_until("data: 2\n\n");
     EXPECT_FALSE(stream->is_gone());
   }
-  ASSERT_EQ(gone.get_future().wait_for(std::chrono::seconds(5)), std::future_status::ready);
+  ASSERT_EQ(gone.get_future().wait_for(std::chrono::seconds(60)), std::future_status::ready);
   EXPECT_TRUE(stream->is_gone());
   stream->write("data: 3\n\n");
   stream->end();
@@ -168,19 +171,20 @@ TEST_F(Http, StreamsAndNoticesAClientThatGoes) {
 }
 
 TEST_F(Http, NoticesThatAParkedClientGoes) {
-  std::promise<void> gone;
+  std::promise<void> arrived, gone;
   std::vector<Responder> parked;
   add("POST", "/park", [&](Request&&, const Responder& responder) {
     parked.push_back(responder);
     responder.on_gone([&] { gone.set_value(); });
+    arrived.set_value();
   });
   start();
   {
     Client client(port_);
     client.send("POST /park HTTP/1.1\r\nHost: t\r\nContent-Length: 0\r\n\r\n");
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    arrived.get_future().wait();
   }
-  EXPECT_EQ(gone.get_future().wait_for(std::chrono::seconds(5)), std::future_status::ready);
+  EXPECT_EQ(gone.get_future().wait_for(std::chrono::seconds(60)), std::future_status::ready);
   parked.clear();
 }
 
@@ -295,13 +299,15 @@ TEST_F(Http, ConnectionsThatAskNothingKeepNobodyOut) {
 }
 
 TEST_F(Http, DrainsBeforeItEnds) {
-  add("POST", "/slow", [this](Request&&, const Responder& responder) {
+  std::promise<void> arrived;
+  add("POST", "/slow", [&](Request&&, const Responder& responder) {
     server_.post_after(0.3, [responder] { responder.answer(200, "slow"); });
+    arrived.set_value();
   });
   start();
   Client client(port_);
   client.send("POST /slow HTTP/1.1\r\nHost: t\r\nContent-Length: 0\r\n\r\n");
-  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  arrived.get_future().wait();
   stop_ = true;
   EXPECT_EQ(body_of(client.answer()), "slow");
   stop();

@@ -414,7 +414,7 @@ TEST_F(OpenAi, DisconnectEndsTheGeneration) {
               std::to_string(text.size()) + "\r\n\r\n" + text);
   client.read_until("\"text\"");
   client.close();
-  for (int i = 0; i < 500 && model_.generations() > 0; ++i)
+  for (int i = 0; i < 6000 && model_.generations() > 0; ++i)
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   EXPECT_EQ(model_.generations(), 0);
 }

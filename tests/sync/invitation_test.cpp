@@ -3,15 +3,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <chrono>
-
 #include "base/errors.h"
 
 namespace heddle::sync {
 namespace {
 
 using ::testing::HasSubstr;
-using Clock = std::chrono::steady_clock;
 
 TEST(Invitation, KeepsEveryKindOfAddress) {
   for (const char* endpoint :
@@ -51,14 +48,12 @@ TEST(AwaitAll, GivesAllGroups) {
 }
 
 TEST(AwaitAll, TellsTheFirstFailureBeforeTheDeadline) {
-  const auto begin = Clock::now();
   try {
-    await_all(started("wrong", 10), [] {});
+    await_all(started("wrong", 3600), [] {});
     FAIL() << "no error";
   } catch (const CommError& error) {
     EXPECT_THAT(error.what(), HasSubstr("another job"));
   }
-  EXPECT_LT(Clock::now() - begin, std::chrono::seconds(5));
 }
 
 TEST(AwaitAll, EndsWithAFailureElsewhere) {

@@ -1,5 +1,6 @@
-// A rollout rank as a process: heddle_sync_rollout FOLDER RANK. It takes part in the groups whose
-// invitations appear in the folder and writes each version that it has received whole.
+// A rollout rank as a process: heddle_sync_rollout FOLDER RANK. It says in the folder that it has
+// started, takes part in the groups whose invitations appear there and writes each version that it
+// has received whole.
 #include <chrono>
 #include <filesystem>
 #include <fstream>
@@ -31,6 +32,7 @@ int main(int, char** arguments) {
   std::int64_t rank = std::stoll(arguments[2]);
   const sync::testing::Weights weights;
   sync::Subscriber subscriber(weights.parts(), {4096, false});
+  files::write_atomically(folder / ("ready." + std::string(arguments[2])), "1");
   for (int generation = 0; subscriber.version() < kLast; ++generation) {
     const sync::Invitation invitation = next_invitation(folder, generation);
     try {

@@ -71,35 +71,47 @@ inline bool has_ended_within(pid_t process, std::chrono::milliseconds limit) {
   return result;
 }
 
-/// Waits until the process has made `path`: a file that is not empty, or a folder. False: it ended
-/// before, or took longer than `limit`. Makes the folder that is to hold it.
+/// Waits until the process has made `path`: a file that is not empty, or a folder, which it may
+/// have removed again before this process looks. False: it ended before, or took longer than
+/// `limit`. Makes the folder that is to hold it.
 inline bool has_made(pid_t process, const std::filesystem::path& path,
                      std::chrono::seconds limit = std::chrono::seconds(100)) {
   std::filesystem::create_directories(path.parent_path());
-  const int changes = inotify_init1(IN_CLOEXEC);
+  const int changes = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
   inotify_add_watch(changes, path.parent_path().c_str(), IN_CREATE | IN_MOVED_TO | IN_MODIFY);
   const int end = open_process(process);
   const auto last = std::chrono::steady_clock::now() + limit;
-  bool is_there = false;
-  const auto look = [&] {
+  const std::string name = path.filename();
+  const auto is_there = [&] {
     std::error_code none;
-    return is_there =
-               std::filesystem::is_directory(path, none) ||
-               (std::filesystem::exists(path, none) && std::filesystem::file_size(path, none) > 0);
+    return std::filesystem::is_directory(path, none) ||
+           (std::filesystem::exists(path, none) && std::filesystem::file_size(path, none) > 0);
   };
-  while (!look()) {
+  const auto was_told_of = [&] {
+    bool was_told = false;
+    alignas(inotify_event) std::array<char, 4096> told;
+    for (ssize_t size = 0; (size = read(changes, told.data(), told.size())) > 0;) {
+      for (ssize_t at = 0; at < size;) {
+        const auto* event = reinterpret_cast<const inotify_event*>(told.data() + at);
+        was_told |= (event->mask & IN_ISDIR) != 0 && event->len > 0 && event->name == name;
+        at += static_cast<ssize_t>(sizeof *event + event->len);
+      }
+    }
+    return was_told;
+  };
+  bool is_made = is_there(), is_over = false;
+  while (!is_made && !is_over) {
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
         last - std::chrono::steady_clock::now());
     std::array<pollfd, 2> events = {pollfd{changes, POLLIN, 0}, pollfd{end, POLLIN, 0}};
-    if (left.count() <= 0 || poll(events.data(), 2, static_cast<int>(left.count())) <= 0 ||
-        events[1].revents != 0)
-      break;
-    std::array<char, 4096> told;
-    if (read(changes, told.data(), told.size()) < 0) break;
+    is_over =
+        poll(events.data(), 2, static_cast<int>(std::max<std::int64_t>(0, left.count()))) <= 0 ||
+        events[1].revents != 0;
+    is_made = was_told_of() || is_there();
   }
   close(changes);
   close(end);
-  return is_there;
+  return is_made;
 }
 
 /// Children of a process, in the order of their start.
