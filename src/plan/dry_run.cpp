@@ -20,6 +20,7 @@
 #include "ops/autograd.h"
 #include "ops/context_parallel/context_parallel.h"
 #include "plan/shape_kernels.h"
+#include "plan/work.h"
 #include "train/micro_batch.h"
 #include "train/optimizer.h"
 
@@ -211,6 +212,7 @@ class DryRun {
 
 DryRunReport dry_run(const config::RunConfig& config, const models::Config& model,
                      std::int64_t world) {
+  require_frozen_experts(config, model, world);
   return DryRun(config, model, world).run();
 }
 

@@ -67,6 +67,7 @@ double LayoutReport::peak_bytes() const {
 
 LayoutReport plan_layout(const config::RunConfig& config, const models::Config& model,
                          std::int64_t world, const std::optional<Hardware>& hardware) {
+  require_frozen_experts(config, model, world);
   const Step step = describe_step(config, model);
   config::RunConfig fixed = config;
   const bool is_auto = !config.train.recompute;

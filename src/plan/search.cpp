@@ -191,6 +191,7 @@ std::vector<Proposal> fitting_otherwise(const config::RunConfig& config,
 
 Search search_layouts(const config::RunConfig& config, const models::Config& model,
                       std::int64_t world, const Hardware& hardware, std::size_t count) {
+  require_frozen_experts(config, model, world);
   Search search = Searcher(config, model, world, hardware, count).run();
   if (search.considered == 0) {
     const train::StepRows rows = train::rows_of_step(config);

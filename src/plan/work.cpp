@@ -169,22 +169,37 @@ void add_policy(Step& step, const config::RunConfig& config) {
       .replicas = std::max(1.0, as_double(rl.rollout_ranks / rollout.tp))};
 }
 
-/// Whether a run on one rank with a GPU that has the kernels would. A form that is named where it
-/// does not do, which a run refuses, counts as if it were left out.
+/// A trainer and its rollouts are several ranks of one job.
+bool has_rollouts_in_its_job(const config::RunConfig& config) {
+  return config::objective_of(config) == config::Objective::kPolicy &&
+         config.rl.rollout_ranks > 0 && !config.rl.has_two_jobs();
+}
+
+c10::ScalarType dtype_of(const config::RunConfig& config) {
+  return runtime::parse_dtype(std::string(config::to_string(config.model.dtype)), "model.dtype");
+}
+
+/// Whether a run on one rank with a GPU that has the kernels would. A form that is named and does
+/// not do was refused before.
 bool keeps_experts_in_eight_bits(const config::RunConfig& config, const Config& model) {
   if (!model.is_moe() || config.train.method != config::Method::kLora ||
-      config.model.dtype != config::Dtype::kBFloat16)
+      config.model.dtype != config::Dtype::kBFloat16 || has_rollouts_in_its_job(config))
     return false;
-  // One trainer and its rollouts are several ranks of one job.
-  if (config.rl.rollout_ranks > 0 && !config.rl.has_two_jobs()) return false;
   const auto named = config.kernels.choice.find("frozen_experts");
-  const bool is_asked =
-      named == config.kernels.choice.end() ? config.kernels.fp8 : named->second != "as_loaded";
-  return is_asked && assembly::may_keep_frozen_experts(assembly::recipe_of_run(config, model),
-                                                       comm::Mesh::single());
+  if (named != config.kernels.choice.end()) return named->second != assembly::kExpertsAsLoaded;
+  return config.kernels.fp8 && assembly::may_keep_frozen_experts(
+                                   assembly::recipe_of_run(config, model), comm::Mesh::single());
 }
 
 }  // namespace
+
+void require_frozen_experts(const config::RunConfig& config, const Config& model,
+                            std::int64_t world) {
+  assembly::ModelRecipe recipe = assembly::recipe_of_run(config, model);
+  if (assembly::only_generates(config)) recipe.purpose = assembly::Purpose::kGenerate;
+  assembly::require_frozen_experts(recipe, dtype_of(config),
+                                   world > 1 || has_rollouts_in_its_job(config));
+}
 
 Step describe_step(const config::RunConfig& config, const Config& model) {
   Step step;
@@ -196,8 +211,7 @@ Step describe_step(const config::RunConfig& config, const Config& model) {
   step.rows = as_double(train::rows_of_step(config).global_batch_size);
   step.micro_batch_tokens =
       as_double(std::max(config.train.micro_batch_tokens, config.data.max_length));
-  const auto type =
-      runtime::parse_dtype(std::string(config::to_string(config.model.dtype)), "model.dtype");
+  const c10::ScalarType type = dtype_of(config);
   step.element = as_double(static_cast<std::int64_t>(c10::elementSize(type)));
   step.wide = type == c10::ScalarType::Double ? 8 : 4;
   step.gradient = config.optim.grad_dtype == config::Dtype::kBFloat16 ? 2 : step.wide;

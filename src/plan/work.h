@@ -79,6 +79,11 @@ struct Step {
   double trained_embedding() const { return is_lora ? 0 : embedding; }
   double trained_head() const { return is_lora ? 0 : head; }
 };
+/// Throws ConfigError where kernels.frozen_experts names a form that a run of so many training
+/// ranks refuses (assembly/frozen_experts.h), in the same words.
+void require_frozen_experts(const config::RunConfig& config, const models::Config& model,
+                            std::int64_t world);
+
 /// For steps of full rows (data.max_length tokens).
 Step describe_step(const config::RunConfig& config, const models::Config& model);
 

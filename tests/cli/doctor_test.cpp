@@ -267,6 +267,21 @@ TEST_F(LayoutPlanTest, MoreRanksThanAnyJobHasAreRefusedAtOnce) {
   EXPECT_EQ(plan({"--ranks", "1048576", "parallel.fsdp=auto"}).status, 0);
 }
 
+TEST_F(LayoutPlanTest, RefusesAFormOfExpertsInOneLine) {
+  const std::vector<std::string> asked = {"kernels.frozen_experts=cuda.fp8", "train.method=lora",
+                                          "parallel.fsdp=2"};
+  for (const std::vector<std::string>& more :
+       std::vector<std::vector<std::string>>{{}, {"--dry-run"}, {"--hardware", "h200"}}) {
+    std::vector<std::string> words = asked;
+    words.insert(words.end(), more.begin(), more.end());
+    const Outcome outcome = plan(words);
+    EXPECT_EQ(outcome.status, 2);
+    EXPECT_THAT(outcome.err, HasSubstr("kernels.frozen_experts: experts in a job of several ranks "
+                                       "are kept by 'as_loaded' alone"));
+    EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
+  }
+}
+
 TEST_F(LayoutPlanTest, RefusesWhatARunWouldRefuse) {
   const Outcome layout = plan({"parallel.tp=3"});
   EXPECT_EQ(layout.status, 2);

@@ -1,12 +1,16 @@
 #include <gtest/gtest.h>
 
+#include "assembly/from_config.h"
+#include "assembly/frozen_experts.h"
 #include "base/errors.h"
 #include "config/config.h"
 #include "models/flops.h"
 #include "models/registry.h"
+#include "plan/dry_run.h"
 #include "plan/layout_report.h"
 #include "plan/measured.h"
 #include "plan/search.h"
+#include "testing/message_of.h"
 #include "testing/paths.h"
 
 namespace heddle::plan {
@@ -128,11 +132,13 @@ TEST(Planner, FrozenExpertsInEightBitsTakeHalfOfTheirMemory) {
 
   const std::string eight = "kernels.fp8=true";
   EXPECT_EQ(memory({lora, eight, "kernels.frozen_experts=as_loaded"}).peak, whole.peak);
-  for (const std::string trained :
-       {"adapter.target_parameters=[experts.down_proj]", "adapter.modules_to_save=[lm_head]",
-        "kernels.moe_experts=reference"})
-    for (const std::string& asked : {eight, std::string("kernels.frozen_experts=cuda.fp8")})
-      EXPECT_EQ(memory({lora, asked, trained}).weights, memory({lora, trained}).weights) << trained;
+  const std::string saved = "adapter.modules_to_save=[lm_head]";
+  for (const std::string& other : {std::string("adapter.target_parameters=[experts.down_proj]"),
+                                   saved, std::string("kernels.moe_experts=reference")})
+    EXPECT_EQ(memory({lora, eight, other}).weights, memory({lora, other}).weights) << other;
+  // The key by its name is for those experts too that are frozen beside what is trained whole.
+  EXPECT_DOUBLE_EQ(memory({lora, "kernels.frozen_experts=cuda.fp8", saved}).weights,
+                   memory({lora, saved}).weights - 40.0 * 256 * 3 * 2048 * 512);
   const std::string wide = "model.dtype=float32";
   EXPECT_EQ(memory({lora, eight, wide}).weights, memory({lora, wide}).weights);
   EXPECT_EQ(memory({eight}).weights, memory({}).weights);
@@ -144,6 +150,50 @@ TEST(Planner, FrozenExpertsInEightBitsTakeHalfOfTheirMemory) {
   EXPECT_EQ(memory(eight_apart).weights, memory(apart).weights);
   for (const std::string layout : {"parallel.dp=2", "parallel.fsdp=2"})
     EXPECT_EQ(memory({lora, eight, layout}, 2).weights, memory({lora, layout}, 2).weights);
+}
+
+/// What a start of the run would say; "(no error)" where the experts would do.
+std::string refusal_at_start(const config::RunConfig& config, const models::Config& model,
+                             bool is_job_of_several_ranks) {
+  return testing::message_of([&] {
+    assembly::require_frozen_experts(assembly::recipe_of_run(config, model),
+                                     assembly::context_of_shapes(config).dtype,
+                                     is_job_of_several_ranks);
+  });
+}
+
+TEST(Planner, RefusesTheFormOfExpertsThatARunRefuses) {
+  const auto model = models::preset("small-moe");
+  struct Refused {
+    std::vector<std::string> settings;
+    std::int64_t ranks = 1;
+    bool is_job_of_several = false;
+  };
+  for (const Refused& refused : std::vector<Refused>{
+           {{"train.method=full"}},
+           {{"model.dtype=float32"}},
+           {{"parallel.fsdp=2"}, 2, true},
+           {{"adapter.target_parameters=[experts.down_proj]"}},
+           {{"adapter.modules_to_save=[mlp]"}},
+           {{"kernels.moe_experts=reference"}},
+           {{"kernels.frozen_experts=cuda.fp9"}},
+           {{"train.objective=policy", "rl.reward.verifiers.exact=1", "rl.rollout_ranks=1"},
+            1,
+            true}}) {
+    std::vector<std::string> settings = {"train.method=lora", "kernels.frozen_experts=cuda.fp8",
+                                         "train.global_batch_size=8"};
+    settings.insert(settings.end(), refused.settings.begin(), refused.settings.end());
+    const config::RunConfig config = run_config(settings);
+    const std::string said = refusal_at_start(config, model, refused.is_job_of_several);
+    EXPECT_TRUE(said.starts_with("kernels.frozen_experts: ")) << said;
+    const auto expect_refusal = [&](const char* by, const std::function<void()>& work) {
+      EXPECT_EQ(testing::message_of(work), said) << by << ", " << settings.back();
+    };
+    expect_refusal("plan", [&] { plan_layout(config, model, refused.ranks); });
+    expect_refusal("dry run", [&] { dry_run(config, model, refused.ranks); });
+    expect_refusal("search",
+                   [&] { search_layouts(config, model, refused.ranks, find_hardware("h200"), 1); });
+  }
 }
 
 TEST(Planner, TheNetworkIsSlowerThanTheHost) {
