@@ -133,16 +133,46 @@ double state_bytes(config::StateDtype dtype, const Step& step) {
   return 0;
 }
 
+/// A trainer and its rollouts are several ranks of one job.
+bool has_rollouts_in_its_job(const config::RunConfig& config) {
+  return config::objective_of(config) == config::Objective::kPolicy &&
+         config.rl.rollout_ranks > 0 && !config.rl.has_two_jobs();
+}
+
+c10::ScalarType dtype_of(const config::RunConfig& config) {
+  return runtime::parse_dtype(std::string(config::to_string(config.model.dtype)), "model.dtype");
+}
+
+/// Whether a run on one rank with a GPU that has the kernels would. A form that is named and does
+/// not do was refused before.
+bool keeps_experts_in_eight_bits(const config::RunConfig& config, const Config& model) {
+  if (!model.is_moe() || config.train.method != config::Method::kLora ||
+      config.model.dtype != config::Dtype::kBFloat16 || has_rollouts_in_its_job(config))
+    return false;
+  const auto named = config.kernels.choice.find("frozen_experts");
+  if (named != config.kernels.choice.end()) return named->second != assembly::kExpertsAsLoaded;
+  return config.kernels.fp8 && assembly::may_keep_frozen_experts(
+                                   assembly::recipe_of_run(config, model), comm::Mesh::single());
+}
+
+/// It has the policy's adapters on the base model, and nothing that is trained whole beside them
+/// (rl/critic.cpp).
+bool critic_keeps_experts_in_eight_bits(config::RunConfig config, const Config& model) {
+  config.adapter.modules_to_save.clear();
+  return keeps_experts_in_eight_bits(config, model);
+}
+
 /// Slots besides those of sequences, of an engine for requests without turns
 /// (rollout::EngineOptions).
 constexpr double kKeptStates = 4;
 /// Shares of the free memory that caches take where rollout.memory_fraction is 0.
 constexpr double kFractionBesideTraining = 0.5, kFractionAlone = 0.9;
 
-void add_policy(Step& step, const config::RunConfig& config) {
+void add_policy(Step& step, const config::RunConfig& config, const Config& model) {
   const config::RlSection& rl = config.rl;
   const config::RolloutSection& rollout = config.rollout;
   step.has_critic = rl.has_critic();
+  step.has_eight_bit_critic = step.has_critic && critic_keeps_experts_in_eight_bits(config, model);
   const config::RlReference& reference = rl.reference;
   step.has_kept_reference = reference.follows();
   // With LoRA the base model is there.
@@ -167,28 +197,6 @@ void add_policy(Step& step, const config::RunConfig& config) {
       .tp = as_double(rollout.tp),
       // Another job's number of ranks is not known.
       .replicas = std::max(1.0, as_double(rl.rollout_ranks / rollout.tp))};
-}
-
-/// A trainer and its rollouts are several ranks of one job.
-bool has_rollouts_in_its_job(const config::RunConfig& config) {
-  return config::objective_of(config) == config::Objective::kPolicy &&
-         config.rl.rollout_ranks > 0 && !config.rl.has_two_jobs();
-}
-
-c10::ScalarType dtype_of(const config::RunConfig& config) {
-  return runtime::parse_dtype(std::string(config::to_string(config.model.dtype)), "model.dtype");
-}
-
-/// Whether a run on one rank with a GPU that has the kernels would. A form that is named and does
-/// not do was refused before.
-bool keeps_experts_in_eight_bits(const config::RunConfig& config, const Config& model) {
-  if (!model.is_moe() || config.train.method != config::Method::kLora ||
-      config.model.dtype != config::Dtype::kBFloat16 || has_rollouts_in_its_job(config))
-    return false;
-  const auto named = config.kernels.choice.find("frozen_experts");
-  if (named != config.kernels.choice.end()) return named->second != assembly::kExpertsAsLoaded;
-  return config.kernels.fp8 && assembly::may_keep_frozen_experts(
-                                   assembly::recipe_of_run(config, model), comm::Mesh::single());
 }
 
 }  // namespace
@@ -219,7 +227,7 @@ Step describe_step(const config::RunConfig& config, const Config& model) {
   step.offloads_state = config.optim.offload;
   step.offloads_inputs = config.train.offload_activations;
   step.has_eight_bit_experts = keeps_experts_in_eight_bits(config, model);
-  if (config::objective_of(config) == config::Objective::kPolicy) add_policy(step, config);
+  if (config::objective_of(config) == config::Objective::kPolicy) add_policy(step, config, model);
   return step;
 }
 

@@ -70,8 +70,9 @@ struct Step {
   std::optional<Generation> generation;                  ///< Where a policy is trained.
   bool has_critic = false, has_frozen_reference = false;
   bool has_kept_reference = false;  ///< A copy of what is trained, divided as its owners.
-  /// One rank keeps frozen routed experts in 8-bit floats (kernels.fp8, kernels.frozen_experts).
-  bool has_eight_bit_experts = false;
+  /// One rank keeps frozen routed experts in 8-bit floats (kernels.fp8, kernels.frozen_experts),
+  /// those of the policy or of what else is trained, and of the critic.
+  bool has_eight_bit_experts = false, has_eight_bit_critic = false;
 
   double vocabulary_elements() const {
     return static_cast<double>(model.vocab_size * model.hidden_size);
