@@ -82,9 +82,11 @@ void add_generation(const StepOnRanks& layout, std::int64_t stage_rank, const Ow
   if (device > 0) memory.caches = std::min(memory.caches, g.memory_fraction * (device - placed));
   memory.caches = std::max(0.0, memory.caches);
   const Held held = held_by(layout, stage_rank);
-  double weights = owned.weights + step.element * gathered_to_generate(layout, held);
-  if (g.merges_adapter) weights += step.element * (held.dense + held.experts);
-  memory.generating = weights + memory.optimizer + memory.others + memory.caches;
+  // The engine has the sums of an adapter for as long as it lives, which is longer than its caches.
+  memory.merged = step.element * held.merged;
+  memory.peak += memory.merged;
+  memory.generating = owned.weights + step.element * gathered_to_generate(layout, held) +
+                      memory.merged + memory.optimizer + memory.others + memory.caches;
   if (layout.has_head(stage_rank)) memory.generating += logits_of_draws(step, ranks);
   if (!g.releases_caches) memory.peak += memory.caches;
   memory.peak = std::max(memory.peak, memory.generating);
@@ -102,6 +104,9 @@ RolloutMemory rollout_memory(const Step& step, double device) {
       caches_of(step, ranks, std::views::iota(std::int64_t{0}, step.model.num_hidden_layers()));
   if (device > 0)
     memory.caches = std::clamp(g.memory_fraction * (device - memory.weights), 0.0, memory.caches);
+  // Made after the caches.
+  for (const ParameterCount& count : step.parameters)
+    memory.weights += step.element * count.adapted(g.tp, g.tp);
   return memory;
 }
 

@@ -55,6 +55,7 @@ Held held_by(const StepOnRanks& layout, std::int64_t stage_rank) {
     held.dense += dense;
     held.experts += experts;
     held.adapters += count.adapters;
+    held.merged += count.adapted(tp, ep);
     held.largest_dense_block = std::max(held.largest_dense_block, dense);
     held.largest_expert_block = std::max(held.largest_expert_block, experts);
   }
@@ -229,8 +230,6 @@ Memory memory_of(const StepOnRanks& layout, std::int64_t stage_rank, double devi
                                                         : memory.gradients;
   memory.peak =
       resident + std::max(memory.activations + before + memory.working, memory.gradients + block);
-  // Experts come as they are stored, and all of them are there before the first is converted.
-  memory.peak = std::max(memory.peak, loaded);
   if (step.generation) {
     const Owned parts = {.weights = between,
                          .critic = step.has_eight_bit_critic ? in_eight_bits : loaded,
@@ -238,6 +237,9 @@ Memory memory_of(const StepOnRanks& layout, std::int64_t stage_rank, double devi
                          .trained = owned};
     add_generation(layout, stage_rank, parts, device, memory);
   }
+  // Experts come as they are stored, and all of a model are there before the first is converted;
+  // a critic's come after the policy's.
+  memory.peak = std::max(memory.peak, step.has_critic ? between + loaded : loaded);
   return memory;
 }
 

@@ -45,6 +45,7 @@ struct Held {
   double dense = 0, experts = 0, tables = 0;  ///< tables: embedding and head.
   double adapters = 0, trained_dense = 0, trained_experts = 0, trained_tables = 0;
   double largest_dense_block = 0, largest_expert_block = 0, largest_table = 0;
+  double merged = 0;           ///< Sums of matrices with their adapters (rollout.merge_adapter).
   double gathered_tables = 0;  ///< Bytes of a micro-batch: a tied table on one rank twice.
 
   double all() const { return dense + experts + tables; }
@@ -73,6 +74,7 @@ struct Memory {
   double working = 0;      ///< Logits of the head, or temporaries of the widest block.
   double others = 0;       ///< Critic and reference of reinforcement learning.
   double caches = 0;       ///< Generation's on the same ranks, as far as there is memory.
+  double merged = 0;       ///< Copies of matrices with their adapters in them, on the same ranks.
   double generating = 0;   ///< While they generate: weights, caches, what stays of the trainer's.
   double peak = 0;  ///< At the worst moment of a step; not all of the above are there at once.
 };

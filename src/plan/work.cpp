@@ -2,8 +2,10 @@
 
 #include <algorithm>
 
+#include "adapters/lora.h"
 #include "assembly/from_config.h"
 #include "assembly/frozen_experts.h"
+#include "ckpt/hf_adapter.h"
 #include "config/objective.h"
 #include "models/model.h"
 #include "ops/optimizer_step/eight_bit.h"
@@ -121,6 +123,37 @@ void count_parameters(Step& step, double lora_rank) {
   step.head = step.model.tie_word_embeddings ? 0 : step.embedding;
 }
 
+double elements_of(const nn::Parameter& parameter) { return as_double(parameter.numel()); }
+
+/// The matrices that adapters are put on, from the objects that a start makes. Throws ConfigError
+/// as that.
+void count_adapted(Step& step, const config::RunConfig& config) {
+  models::ModelOptions options;
+  options.kernel_policy.allow_fallback = true;
+  const runtime::Context shapes = assembly::context_of_shapes(config);
+  models::Model model(step.model, "model.", shapes, options);
+  assembly::NewAdapters adapters = assembly::adapters_of(config.adapter);
+  adapters.options.excluded = step.model.weights.not_adapted;
+  const adapters::LoraSet set(ckpt::adaptable(model), adapters.targets, adapters.target_parameters,
+                              adapters.options, shapes);
+  std::size_t layer = 0;
+  for (const models::Unit& unit : model.units()) {
+    if (unit.layer == nullptr) continue;
+    ParameterCount& count = step.parameters.at(layer++);
+    unit.layer->visit_linears([&](nn::Linear& linear) {
+      if (set.of(linear) == nullptr) return;
+      const auto& placement = linear.weight().placement();
+      const bool is_divided = std::ranges::any_of(
+          placement, [](const nn::Shard& shard) { return shard.mesh_dim == comm::Dim::kTp; });
+      (is_divided ? count.adapted_divided : count.adapted_replicated) +=
+          elements_of(linear.weight());
+    });
+    unit.layer->visit_expert_weights([&](nn::ExpertWeights& weights) {
+      if (set.of(weights) != nullptr) count.adapted_experts += elements_of(weights.weight());
+    });
+  }
+}
+
 double state_bytes(config::StateDtype dtype, const Step& step) {
   switch (dtype) {
     case config::StateDtype::kFloat32:
@@ -186,7 +219,6 @@ void add_policy(Step& step, const config::RunConfig& config, const Config& model
   step.generation = {
       .is_here = is_here,
       .gathers_weights = rollout.gather_weights,
-      .merges_adapter = rollout.merge_adapter,
       .releases_caches = rollout.release_memory,
       .sequences = as_double(rollout.max_sequences),
       .capacity = as_double(config.data.max_length),
@@ -227,7 +259,9 @@ Step describe_step(const config::RunConfig& config, const Config& model) {
   step.offloads_state = config.optim.offload;
   step.offloads_inputs = config.train.offload_activations;
   step.has_eight_bit_experts = keeps_experts_in_eight_bits(config, model);
-  if (config::objective_of(config) == config::Objective::kPolicy) add_policy(step, config, model);
+  const bool is_policy = config::objective_of(config) == config::Objective::kPolicy;
+  if (is_policy && step.is_lora && config.rollout.merge_adapter) count_adapted(step, config);
+  if (is_policy) add_policy(step, config, model);
   return step;
 }
 

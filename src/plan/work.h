@@ -36,16 +36,20 @@ struct ParameterCount {
   double replicated = 0;  ///< Along tp.
   double experts = 0;     ///< Along ep.
   double adapters = 0;    ///< Cost of LoRA.
+  /// Of the matrices with adapters, which rollout.merge_adapter has twice; 0 without it.
+  double adapted_divided = 0, adapted_replicated = 0, adapted_experts = 0;
 
   /// On one rank of the others' degrees 1.
   double dense(double tp) const { return divided / tp + replicated; }
+  double adapted(double tp, double ep) const {
+    return adapted_divided / tp + adapted_replicated + adapted_experts / ep;
+  }
 };
 
 /// Memory that reinforcement learning takes besides a step's.
 struct Generation {
   bool is_here = false;           ///< The ranks that train generate, too.
   bool gathers_weights = false;   ///< Whole on each rank while it generates.
-  bool merges_adapter = false;    ///< A second copy of the adapted matrices meanwhile.
   bool releases_caches = false;   ///< Before a batch is trained on.
   double sequences = 0;           ///< At the same time, on all data ranks.
   double capacity = 0, page = 1;  ///< Tokens of a sequence and of a page.

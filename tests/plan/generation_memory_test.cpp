@@ -44,8 +44,8 @@ TEST(GenerationMemory, ExpertsInEightBitsStaySoWhileTheirRankGenerates) {
   EXPECT_DOUBLE_EQ(memory({eight, "rollout.gather_weights=false"}).generating, halved.generating);
   // Caches take their share of what the experts leave.
   const auto caches = [&](std::vector<std::string> settings) {
-    settings.insert(settings.end(), {"rollout.max_sequences=100000",
-                                     "rollout.memory_fraction=0.25"});
+    settings.insert(settings.end(),
+                    {"rollout.max_sequences=100000", "rollout.memory_fraction=0.25"});
     return memory(std::move(settings), find_hardware("h200")).caches;
   };
   EXPECT_NEAR(caches({eight}) - caches({}), 0.25 * kExperts, 1);
@@ -86,6 +86,40 @@ TEST(GenerationMemory, RanksGatherWhatTheyDivide) {
   EXPECT_EQ(difference({"parallel.dp=4"}, 4), 0);
   EXPECT_EQ(difference({"parallel.tp=2", "parallel.ep=2"}, 2), 0);
   EXPECT_NEAR(difference({"parallel.fsdp=4", "parallel.ep=4"}, 4), 2 * rest, 1e3);
+}
+
+TEST(GenerationMemory, AMergedAdapterTakesAsMuchAsTheMatricesItIsIn) {
+  const auto copies = [](const char* preset, std::vector<std::string> settings,
+                         std::int64_t ranks = 1) {
+    settings.emplace_back("train.method=lora");
+    const Memory beside = memory_of_run(preset, settings, ranks);
+    settings.emplace_back("rollout.merge_adapter=true");
+    const Memory merged = memory_of_run(preset, settings, ranks);
+    EXPECT_DOUBLE_EQ(merged.generating - beside.generating, merged.merged);
+    // They stay while the rank trains, without caches too.
+    EXPECT_DOUBLE_EQ(merged.peak - beside.peak, merged.merged);
+    return merged.merged;
+  };
+  // 24 layers of a matrix of 1024 x 3584, which ranks along tp divide.
+  const std::string down = "adapter.targets=[down_proj]";
+  EXPECT_EQ(copies("qwen3.5-0.8b", {down}), 2.0 * 24 * 1024 * 3584);
+  EXPECT_EQ(copies("qwen3.5-0.8b", {down, "rollout.release_memory=true"}), 2.0 * 24 * 1024 * 3584);
+  EXPECT_EQ(copies("qwen3.5-0.8b", {down, "parallel.tp=2"}, 2), 24.0 * 1024 * 3584);
+  // Adapters on linear layers leave routed experts, norms and tables as they are.
+  const double linears = copies("qwen3.5-35b-a3b", {});
+  EXPECT_GT(linears, 1e9);
+  EXPECT_LT(linears, 4e9);
+  EXPECT_DOUBLE_EQ(
+      copies("qwen3.5-35b-a3b", {"adapter.target_parameters=[experts.down_proj]"}) - linears,
+      2.0 * 40 * 256 * 2048 * 512);
+  // Ranks that only generate have them, too.
+  const auto apart = [](const char* merges) {
+    const auto config = policy_config(
+        {"train.method=lora", "adapter.targets=[down_proj]", "rl.rollout_ranks=1", merges});
+    return plan_layout(config, models::preset("qwen3.5-0.8b"), 1).rollout->weights;
+  };
+  EXPECT_DOUBLE_EQ(apart("rollout.merge_adapter=true") - apart("rollout.merge_adapter=false"),
+                   2.0 * 24 * 1024 * 3584);
 }
 
 }  // namespace
