@@ -76,6 +76,7 @@ LayoutReport plan_layout(const config::RunConfig& config, const models::Config& 
   LayoutReport report;
   report.recompute = layout.recompute;
   report.is_recompute_auto = is_auto;
+  report.has_eight_bit_experts = layout.has_eight_bit_experts();
   report.mesh = layout.mesh.describe();
   report.groups = groups_of(layout.mesh);
   report.micro_batches = layout.micro_batches;

@@ -102,6 +102,7 @@ class Searcher {
       proposal.peak_bytes = std::max(proposal.peak_bytes, memory_of(layout, rank, device).peak);
     const std::vector<Traffic> traffic = traffic_of(layout);
     proposal.time = time_of(layout, traffic, hardware_);
+    proposal.has_eight_bit_experts = layout.has_eight_bit_experts();
     const bool fits = proposal.peak_bytes <= kUsableMemory * device;
     if (!fits && !search_.best.empty()) return;
     proposal.tokens_per_s = step_.rows * step_.length / proposal.time.total;

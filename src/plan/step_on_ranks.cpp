@@ -198,7 +198,7 @@ Memory memory_of(const StepOnRanks& layout, std::int64_t stage_rank, double devi
   // The scale of each expert is not counted.
   const double in_eight_bits =
       layout.mesh.world_size() == 1 ? loaded - (step.element - 1) * of_experts : loaded;
-  const double frozen = step.has_eight_bit_experts ? in_eight_bits : loaded;
+  const double frozen = layout.has_eight_bit_experts() ? in_eight_bits : loaded;
   double between = frozen;
   if (step.is_lora) between += step.element * held.adapters / shards;
   const double owned_dense = held.trained_dense / shards / replicas;

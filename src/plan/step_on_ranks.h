@@ -34,6 +34,9 @@ struct StepOnRanks {
   double expert_ranks() const;
   /// And embedding and head.
   double table_shards() const { return size(comm::Dim::kTp) * shards(); }
+  bool has_eight_bit_experts() const {
+    return step->has_eight_bit_experts && mesh.world_size() == 1;
+  }
   bool has_embedding(std::int64_t stage_rank) const {
     return stage_rank == 0 || (step->head == 0 && has_head(stage_rank));
   }

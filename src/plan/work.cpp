@@ -176,8 +176,8 @@ c10::ScalarType dtype_of(const config::RunConfig& config) {
   return runtime::parse_dtype(std::string(config::to_string(config.model.dtype)), "model.dtype");
 }
 
-/// Whether a run on one rank with a GPU that has the kernels would. A form that is named and does
-/// not do was refused before.
+}  // namespace
+
 bool keeps_experts_in_eight_bits(const config::RunConfig& config, const Config& model) {
   if (!model.is_moe() || config.train.method != config::Method::kLora ||
       config.model.dtype != config::Dtype::kBFloat16 || has_rollouts_in_its_job(config))
@@ -187,6 +187,8 @@ bool keeps_experts_in_eight_bits(const config::RunConfig& config, const Config& 
   return config.kernels.fp8 && assembly::may_keep_frozen_experts(
                                    assembly::recipe_of_run(config, model), comm::Mesh::single());
 }
+
+namespace {
 
 /// It has the policy's adapters on the base model, and nothing that is trained whole beside them
 /// (rl/critic.cpp).

@@ -89,6 +89,10 @@ struct Step {
 void require_frozen_experts(const config::RunConfig& config, const models::Config& model,
                             std::int64_t world);
 
+/// Whether a run on one rank, with a GPU that has the kernels, keeps frozen experts in 8-bit
+/// floats. A form that is named and does not do counts as if it did.
+bool keeps_experts_in_eight_bits(const config::RunConfig& config, const models::Config& model);
+
 /// For steps of full rows (data.max_length tokens).
 Step describe_step(const config::RunConfig& config, const models::Config& model);
 
