@@ -1,6 +1,8 @@
 #include "plan/work.h"
 
 #include <algorithm>
+#include <charconv>
+#include <string_view>
 
 #include "adapters/lora.h"
 #include "assembly/from_config.h"
@@ -8,6 +10,7 @@
 #include "ckpt/hf_adapter.h"
 #include "config/objective.h"
 #include "models/model.h"
+#include "ops/linear/linear.h"
 #include "ops/optimizer_step/eight_bit.h"
 #include "runtime/context.h"
 #include "train/idle_ranks.h"
@@ -197,6 +200,23 @@ bool critic_keeps_experts_in_eight_bits(config::RunConfig config, const Config& 
   return keeps_experts_in_eight_bits(config, model);
 }
 
+/// By the name of the kernel of linear layers that the configuration asks for.
+std::optional<std::int64_t> first_eight_bit_block(const config::RunConfig& config) {
+  const ops::KernelPolicy policy = assembly::kernel_policy(config);
+  std::string kernel;
+  if (const auto wish = policy.wishes.find(ops::Linear::kName); wish != policy.wishes.end())
+    kernel = wish->second.kernel;
+  if (const auto named = policy.named.find(ops::Linear::kName); named != policy.named.end())
+    kernel = named->second;
+  constexpr std::string_view kFromBlock = "cuda.fp8_rowwise_from_block_";
+  std::int64_t first = 0;
+  if (kernel.starts_with(kFromBlock))
+    std::from_chars(kernel.data() + kFromBlock.size(), kernel.data() + kernel.size(), first);
+  else if (kernel != "cuda.fp8_rowwise_or_bf16")
+    return std::nullopt;
+  return first;
+}
+
 /// Slots besides those of sequences, of an engine for requests without turns
 /// (rollout::EngineOptions).
 constexpr double kKeptStates = 4;
@@ -260,6 +280,7 @@ Step describe_step(const config::RunConfig& config, const Config& model) {
   step.state = state_bytes(config.optim.state_dtype, step);
   step.offloads_state = config.optim.offload;
   step.offloads_inputs = config.train.offload_activations;
+  step.first_eight_bit_block = first_eight_bit_block(config);
   step.has_eight_bit_experts = keeps_experts_in_eight_bits(config, model);
   const bool is_policy = config::objective_of(config) == config::Objective::kPolicy;
   if (is_policy && step.is_lora && config.rollout.merge_adapter) count_adapted(step, config);

@@ -74,6 +74,9 @@ struct Step {
   std::optional<Generation> generation;                  ///< Where a policy is trained.
   bool has_critic = false, has_frozen_reference = false;
   bool has_kept_reference = false;  ///< A copy of what is trained, divided as its owners.
+  /// From which block on the outputs of linear layers are products of 8-bit floats, as are their
+  /// input gradients in all blocks (kernels.fp8, kernels.linear); none: of 16-bit ones.
+  std::optional<std::int64_t> first_eight_bit_block;
   /// One rank keeps frozen routed experts in 8-bit floats (kernels.fp8, kernels.frozen_experts),
   /// those of the policy or of what else is trained, and of the critic.
   bool has_eight_bit_experts = false, has_eight_bit_critic = false;

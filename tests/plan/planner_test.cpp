@@ -196,6 +196,42 @@ TEST(Planner, RefusesTheFormOfExpertsThatARunRefuses) {
   }
 }
 
+// By the rates that the hardware has for them, which are set to what halves a product's time.
+TEST(Planner, ProductsOfEightBitFloatsTakeLessTime) {
+  Hardware hardware = find_hardware("h200");
+  hardware.eight_bit_products = hardware.eight_bit_experts = 2;
+  const auto products = [&](const char* preset, std::vector<std::string> settings) {
+    settings.insert(settings.end(), {"train.recompute=off", "train.global_batch_size=1"});
+    return plan_layout(run_config(settings), models::preset(preset), 1, hardware).time->products;
+  };
+  const double rate = hardware.peak_tflops * 1e12 * hardware.products;
+  const auto model = models::preset("qwen3.5-4b");
+  // A product of each token with all weights of linear layers, all and in the first four of them.
+  double all = 0, first_four = 0;
+  for (std::size_t i = 0; i < model.layers.size(); ++i) {
+    const double flops = 2 * 4096 * layer_work(model.layers[i]).products;
+    all += flops;
+    if (i < 4) first_four += flops;
+  }
+  const std::string lora = "train.method=lora", eight = "kernels.fp8=true",
+                    every = "kernels.linear=cuda.fp8_rowwise_or_bf16";
+  for (const std::string& method : {lora, std::string("train.method=full")}) {
+    const double in_bf16 = products("qwen3.5-4b", {method});
+    // Outputs and input gradients; weights' gradients and the head stay.
+    EXPECT_NEAR(in_bf16 - products("qwen3.5-4b", {method, every}), all / rate, 1e-9) << method;
+    EXPECT_NEAR(in_bf16 - products("qwen3.5-4b", {method, eight}), (all - first_four / 2) / rate,
+                1e-9)
+        << method;
+  }
+  const auto experts = models::preset("qwen3.5-35b-a3b");
+  double of_experts = 0;
+  for (const models::LayerShape& layer : experts.layers)
+    of_experts += 2 * 4096 * layer_work(layer).experts;
+  EXPECT_NEAR(products("qwen3.5-35b-a3b", {lora}) -
+                  products("qwen3.5-35b-a3b", {lora, "kernels.frozen_experts=cuda.fp8"}),
+              of_experts / (hardware.peak_tflops * 1e12 * hardware.expert_products), 1e-9);
+}
+
 TEST(Planner, TheNetworkIsSlowerThanTheHost) {
   const auto model = models::preset("qwen3.5-4b");
   const auto config = run_config({"train.global_batch_size=8", "parallel.tp=4"});
