@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "assembly/frozen_experts.h"
 #include "base/errors.h"
 #include "base/log.h"
 #include "base/threads.h"
@@ -196,7 +197,7 @@ ops::KernelPolicy kernel_policy(const config::RunConfig& config) {
     policy.wishes = {{"linear", {"cuda.fp8_rowwise_from_block_4", true}},
                      {"swiglu", {"cuda.fused_fp8"}},
                      {"rms_norm", {"cuda.fused_fp8"}},
-                     {"frozen_experts", {"cuda.fp8"}}};
+                     {"frozen_experts", {kExpertsInEightBits}}};
   }
   return policy;
 }

@@ -1,18 +1,31 @@
 #pragma once
 
+#include <c10/core/ScalarType.h>
+
 #include "assembly/model_on_ranks.h"
 
 namespace heddle::assembly {
 
-/// Puts the routed experts of a filled model, whose trained parameters are chosen, into the form
-/// that kernels.frozen_experts names, and frees their weights: those parameters are then held no
-/// more. Does nothing for experts as they were loaded. Throws ConfigError where the form does not
-/// do: with adapters on the experts, in a job of several ranks, or with a kernel of moe_experts
-/// that multiplies no 8-bit floats.
-void keep_frozen_experts(const ModelRecipe& recipe, ModelOnRanks& placed);
+/// The forms that kernels.frozen_experts may name.
+inline constexpr const char* kExpertsAsLoaded = "as_loaded";
+inline constexpr const char* kExpertsInEightBits = "cuda.fp8";
 
-/// Whether it will do, as far as the recipe tells before there is a model: `kernels.fp8` asks for
-/// the form only then.
+/// Throws ConfigError where kernels.frozen_experts names a form that does not do for the recipe:
+/// for a model or a run without frozen experts, for experts that are trained or have adapters, in a
+/// job of several ranks, in another dtype than bf16, or with a kernel of moe_experts that
+/// multiplies no 8-bit floats. Does nothing where the key names none. place() and plans ask before
+/// there is a model, so that both refuse in the same words; rules of one device and of sizes are
+/// the kernel's own.
+void require_frozen_experts(const ModelRecipe& recipe, c10::ScalarType dtype,
+                            bool is_job_of_several_ranks);
+
+/// Whether 8-bit experts will do, as far as the recipe tells before there is a model: `kernels.fp8`
+/// asks for the form only then.
 bool may_keep_frozen_experts(const ModelRecipe& recipe, const comm::Mesh& mesh);
+
+/// Puts the routed experts of a filled model into the form that kernels.frozen_experts names and
+/// require_frozen_experts() let pass, and frees their weights: those parameters are then held no
+/// more. Does nothing for experts as they were loaded.
+void keep_frozen_experts(const ModelRecipe& recipe, ModelOnRanks& placed);
 
 }  // namespace heddle::assembly

@@ -12,6 +12,8 @@ namespace {
 
 using ui::Align;
 
+constexpr const char* kEightBitExperts = "; frozen experts in 8-bit floats";
+
 std::string bytes(double value) { return text::format_bytes(value); }
 std::string milliseconds(double seconds) { return fmt::format("{:.1f} ms", 1e3 * seconds); }
 std::string percent(double share) { return fmt::format("{:+.1f} %", 100 * share); }
@@ -58,6 +60,8 @@ void add_policy(ui::Table& table, const plan::LayoutReport& report) {
       table.row({"", bytes(m.others), "", "", "", "", "", "critic, and copy of the reference"});
     if (m.generating == 0) continue;
     table.row({"", bytes(m.caches), "", "", "", "", "", "states, keys and values of generation"});
+    if (m.merged > 0)
+      table.row({"", bytes(m.merged), "", "", "", "", "", "matrices with their adapters in them"});
     table.row(
         {"", bytes(m.generating), "", "", "", "", "", "all that is there while it generates"});
   }
@@ -87,11 +91,12 @@ ui::Table layout_table(const plan::LayoutReport& report) {
     table.row({dimensions(row), bytes(row.bytes),
                report.time ? milliseconds(report.time->exposed[i]) : "", "", "", "", "", row.what});
   }
-  table.section("memory of a rank, estimated" +
-                (report.is_recompute_auto
-                     ? fmt::format("; train.recompute: auto taken as {} in every layer",
-                                   config::to_string(report.recompute))
-                     : std::string()));
+  std::string estimated = "memory of a rank, estimated";
+  if (report.is_recompute_auto)
+    estimated += fmt::format("; train.recompute: auto taken as {} in every layer",
+                             config::to_string(report.recompute));
+  if (report.has_eight_bit_experts) estimated += kEightBitExperts;
+  table.section(estimated);
   table.row(
       {"stage", "weights", "gradients", "optimizer", "activations", "working", "peak", "layers"});
   for (const plan::LayoutStage& stage : report.stages) {
@@ -118,6 +123,7 @@ std::string layout_json(const plan::LayoutReport& report) {
                                  {"tokens_per_step", report.tokens_per_step},
                                  {"micro_batches", report.micro_batches},
                                  {"recompute", config::to_string(report.recompute)},
+                                 {"eight_bit_experts", report.has_eight_bit_experts},
                                  {"bubble", report.bubble},
                                  {"schedule", report.schedule},
                                  {"idle", report.idle}};
@@ -147,6 +153,7 @@ std::string layout_json(const plan::LayoutReport& report) {
     if (!report.has_policy) continue;
     json["memory_bytes"].back()["critic_and_reference"] = m.others;
     json["memory_bytes"].back()["caches"] = m.caches;
+    json["memory_bytes"].back()["merged"] = m.merged;
     json["memory_bytes"].back()["generating"] = m.generating;
   }
   if (report.rollout) {
@@ -177,7 +184,8 @@ ui::Table dry_run_table(const plan::DryRunReport& dry, const plan::LayoutReport&
       fmt::format("model objects of {} ranks, without storage: {} parameters in {} slices, each "
                   "owned by one rank",
                   dry.ranks, text::format_count(dry.elements),
-                  text::format_count(static_cast<double>(dry.boxes))));
+                  text::format_count(static_cast<double>(dry.boxes))) +
+      (dry.has_eight_bit_experts ? kEightBitExperts : ""));
   table.row({"stage", "owned", "weights", "gathered", "gradients", "optimizer", "activations",
              "working", "blocks run"});
   for (std::size_t i = 0; i < dry.stages.size(); ++i) {
@@ -193,8 +201,11 @@ ui::Table dry_run_table(const plan::DryRunReport& dry, const plan::LayoutReport&
 }
 
 std::string dry_run_json(const plan::DryRunReport& dry) {
-  nlohmann::ordered_json json = {
-      {"mesh", dry.mesh}, {"ranks", dry.ranks}, {"elements", dry.elements}, {"slices", dry.boxes}};
+  nlohmann::ordered_json json = {{"mesh", dry.mesh},
+                                 {"ranks", dry.ranks},
+                                 {"elements", dry.elements},
+                                 {"slices", dry.boxes},
+                                 {"eight_bit_experts", dry.has_eight_bit_experts}};
   for (const plan::DryRank& rank : dry.stages) {
     json["stages"].push_back({{"rank", rank.rank},
                               {"stage_rank", rank.stage_rank},
@@ -211,6 +222,16 @@ std::string dry_run_json(const plan::DryRunReport& dry) {
   return json.dump(2);
 }
 
+namespace {
+
+std::string note_of(const std::vector<plan::Proposal>& proposals) {
+  const bool has_any = std::ranges::any_of(
+      proposals, [](const plan::Proposal& p) { return p.has_eight_bit_experts; });
+  return has_any ? kEightBitExperts : "";
+}
+
+}  // namespace
+
 ui::Table proposal_table(const plan::Search& search, const plan::Hardware& hardware,
                          std::int64_t world) {
   ui::Table table({}, {Align::kRight, Align::kRight, Align::kRight, Align::kRight, Align::kRight,
@@ -219,10 +240,11 @@ ui::Table proposal_table(const plan::Search& search, const plan::Hardware& hardw
   table.section(fmt::format(
       "{} layouts of {} ranks on {}{}", search.considered, world, hardware.name,
       has_any ? "; those that fit, the fastest first" : ": none fits; that which lacks least"));
-  table.section(fmt::format(
-      "assumed: {} GPUs of {:.0f} GiB a host, {:.0f} GB/s between them, "
-      "{:.0f} GB/s a GPU to other hosts",
-      hardware.gpus_per_host, hardware.memory_gib, hardware.host_link_gbs, hardware.network_gbs));
+  table.section(
+      fmt::format("assumed: {} GPUs of {:.0f} GiB a host, {:.0f} GB/s between them, "
+                  "{:.0f} GB/s a GPU to other hosts{}",
+                  hardware.gpus_per_host, hardware.memory_gib, hardware.host_link_gbs,
+                  hardware.network_gbs, note_of(has_any ? search.best : search.smallest)));
   table.row(
       {"step", "tokens/s", "each GPU", "MFU", "peak memory", "not hidden", "waiting", "settings"});
   const auto add = [&](const plan::Proposal& p) {
@@ -237,7 +259,7 @@ ui::Table proposal_table(const plan::Search& search, const plan::Hardware& hardw
   table.section(search.otherwise.empty()
                     ? "nor does any with optim.state_dtype=int8, offload or LoRA: take more GPUs, "
                       "or a smaller data.max_length"
-                    : "but these fit");
+                    : "but these fit" + note_of(search.otherwise));
   for (const plan::Proposal& p : search.otherwise) add(p);
   return table;
 }
@@ -250,7 +272,8 @@ std::string proposal_json(const plan::Search& search) {
                      {"step_s", p.time.total},
                      {"tokens_per_s", p.tokens_per_s},
                      {"mfu", p.mfu},
-                     {"peak_bytes", p.peak_bytes}});
+                     {"peak_bytes", p.peak_bytes},
+                     {"eight_bit_experts", p.has_eight_bit_experts}});
     }
     return all;
   };

@@ -20,6 +20,7 @@
 #include "ops/autograd.h"
 #include "ops/context_parallel/context_parallel.h"
 #include "plan/shape_kernels.h"
+#include "plan/work.h"
 #include "train/micro_batch.h"
 #include "train/optimizer.h"
 
@@ -32,6 +33,7 @@ class DryRun {
  public:
   DryRun(const config::RunConfig& config, const models::Config& model, std::int64_t world)
       : config_(config), model_(model), world_(world) {
+    report_.has_eight_bit_experts = world == 1 && keeps_experts_in_eight_bits(config, model);
     // Only the reference kernels run on shapes; which ones a device takes is its start's to
     // say.
     config_.kernels = {};
@@ -80,6 +82,18 @@ class DryRun {
     if (placed.adapters) placed.adapters->visit_parameters(add);
   }
 
+  /// Shapes have no kernel that lays the form: bytes of the experts less those of their values and
+  /// scales (ops/moe/frozen_experts.h).
+  static double saved_by_eight_bits(models::Model& model) {
+    double saved = 0;
+    model.visit_expert_weights([&](nn::ExpertWeights& weights) {
+      const at::Tensor& value = weights.weight().value();
+      saved += static_cast<double>(value.nbytes()) - as_double(value.numel()) -
+               4 * as_double(value.size(0));
+    });
+    return saved;
+  }
+
   void run_stage(assembly::ModelOnRanks& placed, std::int64_t rank, std::int64_t stage) {
     DryRank dry{rank, stage};
     const train::Optimizer optimizer(placed.trainable, config_.optim, config_.train.seed,
@@ -89,6 +103,7 @@ class DryRun {
     dry.parameters = memory.parameters;
     dry.owned = static_cast<double>(memory.owned);
     dry.resident = static_cast<double>(memory.resident);
+    if (report_.has_eight_bit_experts) dry.resident -= saved_by_eight_bits(*placed.model);
     dry.gathered = static_cast<double>(memory.gathered);
     dry.gradients = static_cast<double>(memory.gradients);
     run_on_shapes(placed, dry);
@@ -211,6 +226,7 @@ class DryRun {
 
 DryRunReport dry_run(const config::RunConfig& config, const models::Config& model,
                      std::int64_t world) {
+  require_frozen_experts(config, model, world);
   return DryRun(config, model, world).run();
 }
 

@@ -40,6 +40,22 @@ double caches_of(const Step& step, const Generating& ranks, const auto& layers) 
   return bytes;
 }
 
+/// Elements that ranks divide and have whole while they generate, beside their shares: all of them,
+/// or embedding and head, the block that runs and the next one (rollout/engine.cpp). Experts in 8
+/// bits are one rank's, which gathers none.
+double gathered_to_generate(const StepOnRanks& layout, const Held& held) {
+  const bool has_all = layout.step->generation->gathers_weights;
+  double elements = layout.table_shards() > 1 ? held.tables : 0;
+  if (layout.shards() > 1) {
+    const double adapters = layout.step->is_lora ? held.adapters : 0;
+    elements +=
+        has_all ? held.dense + adapters : std::min(held.dense, 2 * held.largest_dense_block);
+  }
+  if (layout.expert_shards() > 1)
+    elements += has_all ? held.experts : std::min(held.experts, 2 * held.largest_expert_block);
+  return elements;
+}
+
 /// Logits of one token of each sequence, in fp32 where they are drawn from.
 double logits_of_draws(const Step& step, const Generating& ranks) {
   return 4 * std::ceil(step.generation->sequences / ranks.data) * as_double(step.model.vocab_size);
@@ -53,9 +69,9 @@ void add_generation(const StepOnRanks& layout, std::int64_t stage_rank, const Ow
   const Generation& g = *step.generation;
   if (step.has_critic) {
     // Its own weights, moments and gradients; its activations come when the policy's are gone.
-    memory.others += owned.weights + step.state * owned.trained + step.gradient * owned.trained;
+    memory.others += owned.critic + step.state * owned.trained + step.gradient * owned.trained;
   }
-  if (step.has_frozen_reference) memory.others += owned.weights;
+  if (step.has_frozen_reference) memory.others += owned.reference;
   if (step.has_kept_reference) memory.others += step.element * owned.trained;
   memory.peak += memory.others;
   if (!g.is_here) return;
@@ -66,12 +82,11 @@ void add_generation(const StepOnRanks& layout, std::int64_t stage_rank, const Ow
   if (device > 0) memory.caches = std::min(memory.caches, g.memory_fraction * (device - placed));
   memory.caches = std::max(0.0, memory.caches);
   const Held held = held_by(layout, stage_rank);
-  const double whole = step.element * held.all();
-  double weights = owned.weights;
-  const bool is_divided = owned.weights < whole;
-  if (is_divided && g.gathers_weights) weights += whole;
-  if (g.merges_adapter) weights += step.element * (held.dense + held.experts);
-  memory.generating = weights + memory.optimizer + memory.others + memory.caches;
+  // The engine has the sums of an adapter for as long as it lives, which is longer than its caches.
+  memory.merged = step.element * held.merged;
+  memory.peak += memory.merged;
+  memory.generating = owned.weights + step.element * gathered_to_generate(layout, held) +
+                      memory.merged + memory.optimizer + memory.others + memory.caches;
   if (layout.has_head(stage_rank)) memory.generating += logits_of_draws(step, ranks);
   if (!g.releases_caches) memory.peak += memory.caches;
   memory.peak = std::max(memory.peak, memory.generating);
@@ -89,6 +104,9 @@ RolloutMemory rollout_memory(const Step& step, double device) {
       caches_of(step, ranks, std::views::iota(std::int64_t{0}, step.model.num_hidden_layers()));
   if (device > 0)
     memory.caches = std::clamp(g.memory_fraction * (device - memory.weights), 0.0, memory.caches);
+  // Made after the caches.
+  for (const ParameterCount& count : step.parameters)
+    memory.weights += step.element * count.adapted(g.tp, g.tp);
   return memory;
 }
 

@@ -10,8 +10,10 @@ namespace heddle::plan {
 
 /// A rank's between steps.
 struct Owned {
-  double weights = 0;  ///< Bytes of its share.
-  double trained = 0;  ///< Elements that it updates.
+  double weights = 0;    ///< Bytes of its share of the policy, as they are kept.
+  double critic = 0;     ///< The same of a critic,
+  double reference = 0;  ///< and of a frozen model that nothing is trained on: as loaded.
+  double trained = 0;    ///< Elements that it updates.
 };
 
 /// Adds critic, reference and the caches of generation to the memory of a step. `device`: bytes of

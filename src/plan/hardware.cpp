@@ -52,6 +52,8 @@ const std::vector<Key> kKeys = {
     {"network_latency_us", &Hardware::network_latency_us, kAny},
     {"products", &Hardware::products, 1},
     {"expert_products", &Hardware::expert_products, 1},
+    {"eight_bit_products", &Hardware::eight_bit_products, kAny},
+    {"eight_bit_experts", &Hardware::eight_bit_experts, kAny},
     {"attention", &Hardware::attention, 1},
     {"attention_half_length", &Hardware::attention_half_length, kAny},
     {"gated_delta_rule", &Hardware::gated_delta_rule, 1},

@@ -21,8 +21,10 @@ struct Hardware {
   double network_latency_us = 25;
 
   // Shares of the peaks.
-  double products = 0.70;               ///< Share of peak_tflops: long products at its clock.
-  double expert_products = 0.58;        ///< Grouped products of routed experts.
+  double products = 0.70;         ///< Share of peak_tflops: long products at its clock.
+  double expert_products = 0.58;  ///< Grouped products of routed experts.
+  /// How many times as fast as 16 bits products of 8-bit floats are, conversions included.
+  double eight_bit_products = 1.62, eight_bit_experts = 1.49;
   double attention = 0.36;              ///< Attention of very long sequences ...
   double attention_half_length = 1050;  ///< ... and the length at which half of it is reached.
   double gated_delta_rule = 0.093;      ///< FLOPs as models/*/flops counts them.

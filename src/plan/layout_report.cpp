@@ -67,6 +67,7 @@ double LayoutReport::peak_bytes() const {
 
 LayoutReport plan_layout(const config::RunConfig& config, const models::Config& model,
                          std::int64_t world, const std::optional<Hardware>& hardware) {
+  require_frozen_experts(config, model, world);
   const Step step = describe_step(config, model);
   config::RunConfig fixed = config;
   const bool is_auto = !config.train.recompute;
@@ -75,6 +76,7 @@ LayoutReport plan_layout(const config::RunConfig& config, const models::Config& 
   LayoutReport report;
   report.recompute = layout.recompute;
   report.is_recompute_auto = is_auto;
+  report.has_eight_bit_experts = layout.has_eight_bit_experts();
   report.mesh = layout.mesh.describe();
   report.groups = groups_of(layout.mesh);
   report.micro_batches = layout.micro_batches;

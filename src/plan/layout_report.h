@@ -38,6 +38,7 @@ struct LayoutReport {
   /// does or neither is known.
   parallel::Recompute recompute = parallel::Recompute::kOff;
   bool is_recompute_auto = false;
+  bool has_eight_bit_experts = false;  ///< Frozen ones are counted so.
   std::vector<Traffic> traffic;
   double gathered_keys = 0;  ///< Bytes, of one attention layer: see gathered_keys_bytes.
   std::vector<LayoutStage> stages;

@@ -102,6 +102,7 @@ class Searcher {
       proposal.peak_bytes = std::max(proposal.peak_bytes, memory_of(layout, rank, device).peak);
     const std::vector<Traffic> traffic = traffic_of(layout);
     proposal.time = time_of(layout, traffic, hardware_);
+    proposal.has_eight_bit_experts = layout.has_eight_bit_experts();
     const bool fits = proposal.peak_bytes <= kUsableMemory * device;
     if (!fits && !search_.best.empty()) return;
     proposal.tokens_per_s = step_.rows * step_.length / proposal.time.total;
@@ -191,6 +192,7 @@ std::vector<Proposal> fitting_otherwise(const config::RunConfig& config,
 
 Search search_layouts(const config::RunConfig& config, const models::Config& model,
                       std::int64_t world, const Hardware& hardware, std::size_t count) {
+  require_frozen_experts(config, model, world);
   Search search = Searcher(config, model, world, hardware, count).run();
   if (search.considered == 0) {
     const train::StepRows rows = train::rows_of_step(config);

@@ -15,6 +15,7 @@ struct Proposal {
   double tokens_per_s = 0;
   double mfu = 0;         ///< Share of all GPUs' peak, as training reports it.
   double peak_bytes = 0;  ///< Bytes of the fullest rank.
+  bool has_eight_bit_experts = false;
 };
 
 struct Search {

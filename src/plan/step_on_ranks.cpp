@@ -55,6 +55,7 @@ Held held_by(const StepOnRanks& layout, std::int64_t stage_rank) {
     held.dense += dense;
     held.experts += experts;
     held.adapters += count.adapters;
+    held.merged += count.adapted(tp, ep);
     held.largest_dense_block = std::max(held.largest_dense_block, dense);
     held.largest_expert_block = std::max(held.largest_expert_block, experts);
   }
@@ -195,22 +196,25 @@ Memory memory_of(const StepOnRanks& layout, std::int64_t stage_rank, double devi
                loaded =
                    step.element * (held.dense / shards + of_experts + held.tables / table_shards);
   // The scale of each expert is not counted.
-  const bool is_eight_bit = step.has_eight_bit_experts && layout.mesh.world_size() == 1;
-  memory.weights = loaded - (is_eight_bit ? (step.element - 1) * of_experts : 0);
-  // The block that runs and the next one, or the table before or after it.
-  const double block_gathered = held.largest_dense_block * (1 - 1 / shards);
-  const double table_gathered = held.largest_table * (1 - 1 / table_shards);
-  memory.weights += step.element * (block_gathered + std::max(block_gathered, table_gathered));
-  if (expert_shards > 1)
-    memory.weights += step.element * 2 * held.largest_expert_block * (1 - 1 / expert_shards);
-  if (step.is_lora) memory.weights += step.element * held.adapters / shards;
+  const double in_eight_bits =
+      layout.mesh.world_size() == 1 ? loaded - (step.element - 1) * of_experts : loaded;
+  const double frozen = layout.has_eight_bit_experts() ? in_eight_bits : loaded;
+  double between = frozen;
+  if (step.is_lora) between += step.element * held.adapters / shards;
   const double owned_dense = held.trained_dense / shards / replicas;
   const double owned_tables = held.trained_tables / table_shards / replicas;
   const double owned_experts = held.trained_experts / expert_shards / layout.size(Dim::kEdp);
   // Values that stay whole have their owned rows besides.
-  if (shards == 1 && replicas > 1) memory.weights += step.element * owned_dense;
-  if (table_shards == 1 && replicas > 1) memory.weights += step.element * owned_tables;
+  if (shards == 1 && replicas > 1) between += step.element * owned_dense;
+  if (table_shards == 1 && replicas > 1) between += step.element * owned_tables;
   const double owned = owned_dense + owned_experts + owned_tables;
+  // The block that runs and the next one, or the table before or after it.
+  const double block_gathered = held.largest_dense_block * (1 - 1 / shards);
+  const double table_gathered = held.largest_table * (1 - 1 / table_shards);
+  memory.weights =
+      between + step.element * (block_gathered + std::max(block_gathered, table_gathered));
+  if (expert_shards > 1)
+    memory.weights += step.element * 2 * held.largest_expert_block * (1 - 1 / expert_shards);
   memory.gradients = gradient_bytes(layout, held, stage_rank, owned);
   memory.optimizer = step.state * (step.offloads_state ? std::min(owned, kStateOnDevice) : owned);
   memory.activations = activation_bytes(layout, stage_rank);
@@ -226,14 +230,16 @@ Memory memory_of(const StepOnRanks& layout, std::int64_t stage_rank, double devi
                                                         : memory.gradients;
   memory.peak =
       resident + std::max(memory.activations + before + memory.working, memory.gradients + block);
-  // Experts come as they are stored, and all of them are there before the first is converted.
-  memory.peak = std::max(memory.peak, loaded);
   if (step.generation) {
-    const double between = step.element * (held.dense / shards + held.experts / expert_shards +
-                                           held.tables / table_shards);
-    const Owned parts = {.weights = between, .trained = owned};
+    const Owned parts = {.weights = between,
+                         .critic = step.has_eight_bit_critic ? in_eight_bits : loaded,
+                         .reference = loaded,
+                         .trained = owned};
     add_generation(layout, stage_rank, parts, device, memory);
   }
+  // Experts come as they are stored, and all of a model are there before the first is converted;
+  // a critic's come after the policy's.
+  memory.peak = std::max(memory.peak, step.has_critic ? between + loaded : loaded);
   return memory;
 }
 

@@ -34,6 +34,9 @@ struct StepOnRanks {
   double expert_ranks() const;
   /// And embedding and head.
   double table_shards() const { return size(comm::Dim::kTp) * shards(); }
+  bool has_eight_bit_experts() const {
+    return step->has_eight_bit_experts && mesh.world_size() == 1;
+  }
   bool has_embedding(std::int64_t stage_rank) const {
     return stage_rank == 0 || (step->head == 0 && has_head(stage_rank));
   }
@@ -45,6 +48,7 @@ struct Held {
   double dense = 0, experts = 0, tables = 0;  ///< tables: embedding and head.
   double adapters = 0, trained_dense = 0, trained_experts = 0, trained_tables = 0;
   double largest_dense_block = 0, largest_expert_block = 0, largest_table = 0;
+  double merged = 0;           ///< Sums of matrices with their adapters (rollout.merge_adapter).
   double gathered_tables = 0;  ///< Bytes of a micro-batch: a tied table on one rank twice.
 
   double all() const { return dense + experts + tables; }
@@ -73,6 +77,7 @@ struct Memory {
   double working = 0;      ///< Logits of the head, or temporaries of the widest block.
   double others = 0;       ///< Critic and reference of reinforcement learning.
   double caches = 0;       ///< Generation's on the same ranks, as far as there is memory.
+  double merged = 0;       ///< Copies of matrices with their adapters in them, on the same ranks.
   double generating = 0;   ///< While they generate: weights, caches, what stays of the trainer's.
   double peak = 0;  ///< At the worst moment of a step; not all of the above are there at once.
 };

@@ -45,7 +45,8 @@ class Timer {
         step_(*layout.step),
         hardware_(hardware),
         product_rate_(hardware.peak_tflops * 1e12 * hardware.products),
-        expert_rate_(hardware.peak_tflops * 1e12 * hardware.expert_products),
+        expert_rate_(hardware.peak_tflops * 1e12 * hardware.expert_products *
+                     (layout.has_eight_bit_experts() ? hardware.eight_bit_experts : 1)),
         attention_rate_(hardware.peak_tflops * 1e12 * hardware.attention * step_.length /
                         (step_.length + hardware.attention_half_length)),
         delta_rate_(hardware.peak_tflops * 1e12 * hardware.gated_delta_rule),
@@ -63,8 +64,9 @@ class Timer {
     Compute sum;
     for (const std::int64_t i : layout_.stages.layers_of(stage_rank)) {
       const LayerWork& work = step_.layers[i];
-      const double both = step_.is_lora ? 2 : 4;  // gradients of inputs and of weights
-      Compute c = compute(i, both, 2.0 / 3, work.backward + exchanged(i));
+      Compute c = compute(i, 2.0 / 3, work.backward + exchanged(i));
+      c.products = products(i, input_gradient_rate());
+      if (!step_.is_lora) c.products += products(i, product_rate_);  // gradients of weights
       if (layout_.size(Dim::kCp) > 1 && layout_.method == ops::ContextMethod::kState)
         c.delta_rule *= 1 + crossing();
       if (step_.is_lora) c.elementwise += elements(work.adapters + tp_ * work.adapters_whole);
@@ -132,13 +134,27 @@ class Timer {
     return layout_.tokens / tp_ * per_token * step_.element / memory_rate_;
   }
 
-  /// `product_flops` of a weight, and a share of the FLOPs of attention and delta rule.
-  Compute compute(std::int64_t layer, double product_flops, double share, double moved) const {
+  /// Of FLOPs of linear layers: outputs, and input gradients. Gradients of weights and the head are
+  /// products of 16 bits in any case.
+  double output_rate(std::int64_t layer) const {
+    const auto& first = step_.first_eight_bit_block;
+    return product_rate_ * (first && layer >= *first ? hardware_.eight_bit_products : 1);
+  }
+  double input_gradient_rate() const {
+    return product_rate_ * (step_.first_eight_bit_block ? hardware_.eight_bit_products : 1);
+  }
+
+  /// Of one kind, with all weights of a layer.
+  double products(std::int64_t layer, double rate) const {
+    const LayerWork& work = step_.layers[layer];
+    return layout_.tokens / tp_ * 2 * (work.products / rate + work.experts / expert_rate_);
+  }
+
+  /// All but products; of attention and delta rule a share of the FLOPs.
+  Compute compute(std::int64_t layer, double share, double moved) const {
     const LayerWork& work = step_.layers[layer];
     const double tokens = layout_.tokens / tp_;
     Compute c;
-    c.products =
-        tokens * product_flops * (work.products / product_rate_ + work.experts / expert_rate_);
     c.attention = tokens * share * work.attention * step_.length / attention_rate_;
     c.delta_rule = tokens * share * work.delta_rule / delta_rate_;
     c.elementwise = elements(moved);
@@ -150,7 +166,8 @@ class Timer {
   }
 
   Compute layer_forward(std::int64_t layer) const {
-    Compute c = compute(layer, 2, 1.0 / 3, step_.layers[layer].forward + exchanged(layer));
+    Compute c = compute(layer, 1.0 / 3, step_.layers[layer].forward + exchanged(layer));
+    c.products = products(layer, output_rate(layer));
     if (layout_.size(Dim::kCp) > 1 && layout_.method == ops::ContextMethod::kState)
       c.delta_rule *= 1 + crossing();
     c.launches += wait(layer);
@@ -169,7 +186,7 @@ class Timer {
       case parallel::Recompute::kSelective: {
         // The MLP runs again; the mixer's elementwise operators do.
         Compute c = compute(
-            layer, 2, 0,
+            layer, 0,
             step_.layers[layer].again + 2 * width_of(layer) + as_double(step_.model.hidden_size));
         c.products = mlp_again(layer);
         c.launches += wait(layer);
@@ -187,7 +204,7 @@ class Timer {
   /// The product that makes a dense MLP's output, which nothing reads when the MLP runs again.
   double last_product(std::int64_t layer) const {
     return layout_.tokens / tp_ * 2 * as_double(step_.model.hidden_size) * width_of(layer) /
-           product_rate_;
+           output_rate(layer);
   }
 
   /// Width of the dense MLP or the shared expert.

@@ -1,11 +1,16 @@
 #include "plan/work.h"
 
 #include <algorithm>
+#include <charconv>
+#include <string_view>
 
+#include "adapters/lora.h"
 #include "assembly/from_config.h"
 #include "assembly/frozen_experts.h"
+#include "ckpt/hf_adapter.h"
 #include "config/objective.h"
 #include "models/model.h"
+#include "ops/linear/linear.h"
 #include "ops/optimizer_step/eight_bit.h"
 #include "runtime/context.h"
 #include "train/idle_ranks.h"
@@ -121,6 +126,37 @@ void count_parameters(Step& step, double lora_rank) {
   step.head = step.model.tie_word_embeddings ? 0 : step.embedding;
 }
 
+double elements_of(const nn::Parameter& parameter) { return as_double(parameter.numel()); }
+
+/// The matrices that adapters are put on, from the objects that a start makes. Throws ConfigError
+/// as that.
+void count_adapted(Step& step, const config::RunConfig& config) {
+  models::ModelOptions options;
+  options.kernel_policy.allow_fallback = true;
+  const runtime::Context shapes = assembly::context_of_shapes(config);
+  models::Model model(step.model, "model.", shapes, options);
+  assembly::NewAdapters adapters = assembly::adapters_of(config.adapter);
+  adapters.options.excluded = step.model.weights.not_adapted;
+  const adapters::LoraSet set(ckpt::adaptable(model), adapters.targets, adapters.target_parameters,
+                              adapters.options, shapes);
+  std::size_t layer = 0;
+  for (const models::Unit& unit : model.units()) {
+    if (unit.layer == nullptr) continue;
+    ParameterCount& count = step.parameters.at(layer++);
+    unit.layer->visit_linears([&](nn::Linear& linear) {
+      if (set.of(linear) == nullptr) return;
+      const auto& placement = linear.weight().placement();
+      const bool is_divided = std::ranges::any_of(
+          placement, [](const nn::Shard& shard) { return shard.mesh_dim == comm::Dim::kTp; });
+      (is_divided ? count.adapted_divided : count.adapted_replicated) +=
+          elements_of(linear.weight());
+    });
+    unit.layer->visit_expert_weights([&](nn::ExpertWeights& weights) {
+      if (set.of(weights) != nullptr) count.adapted_experts += elements_of(weights.weight());
+    });
+  }
+}
+
 double state_bytes(config::StateDtype dtype, const Step& step) {
   switch (dtype) {
     case config::StateDtype::kFloat32:
@@ -133,16 +169,65 @@ double state_bytes(config::StateDtype dtype, const Step& step) {
   return 0;
 }
 
+/// A trainer and its rollouts are several ranks of one job.
+bool has_rollouts_in_its_job(const config::RunConfig& config) {
+  return config::objective_of(config) == config::Objective::kPolicy &&
+         config.rl.rollout_ranks > 0 && !config.rl.has_two_jobs();
+}
+
+c10::ScalarType dtype_of(const config::RunConfig& config) {
+  return runtime::parse_dtype(std::string(config::to_string(config.model.dtype)), "model.dtype");
+}
+
+}  // namespace
+
+bool keeps_experts_in_eight_bits(const config::RunConfig& config, const Config& model) {
+  if (!model.is_moe() || config.train.method != config::Method::kLora ||
+      config.model.dtype != config::Dtype::kBFloat16 || has_rollouts_in_its_job(config))
+    return false;
+  const auto named = config.kernels.choice.find("frozen_experts");
+  if (named != config.kernels.choice.end()) return named->second != assembly::kExpertsAsLoaded;
+  return config.kernels.fp8 && assembly::may_keep_frozen_experts(
+                                   assembly::recipe_of_run(config, model), comm::Mesh::single());
+}
+
+namespace {
+
+/// It has the policy's adapters on the base model, and nothing that is trained whole beside them
+/// (rl/critic.cpp).
+bool critic_keeps_experts_in_eight_bits(config::RunConfig config, const Config& model) {
+  config.adapter.modules_to_save.clear();
+  return keeps_experts_in_eight_bits(config, model);
+}
+
+/// By the name of the kernel of linear layers that the configuration asks for.
+std::optional<std::int64_t> first_eight_bit_block(const config::RunConfig& config) {
+  const ops::KernelPolicy policy = assembly::kernel_policy(config);
+  std::string kernel;
+  if (const auto wish = policy.wishes.find(ops::Linear::kName); wish != policy.wishes.end())
+    kernel = wish->second.kernel;
+  if (const auto named = policy.named.find(ops::Linear::kName); named != policy.named.end())
+    kernel = named->second;
+  constexpr std::string_view kFromBlock = "cuda.fp8_rowwise_from_block_";
+  std::int64_t first = 0;
+  if (kernel.starts_with(kFromBlock))
+    std::from_chars(kernel.data() + kFromBlock.size(), kernel.data() + kernel.size(), first);
+  else if (kernel != "cuda.fp8_rowwise_or_bf16")
+    return std::nullopt;
+  return first;
+}
+
 /// Slots besides those of sequences, of an engine for requests without turns
 /// (rollout::EngineOptions).
 constexpr double kKeptStates = 4;
 /// Shares of the free memory that caches take where rollout.memory_fraction is 0.
 constexpr double kFractionBesideTraining = 0.5, kFractionAlone = 0.9;
 
-void add_policy(Step& step, const config::RunConfig& config) {
+void add_policy(Step& step, const config::RunConfig& config, const Config& model) {
   const config::RlSection& rl = config.rl;
   const config::RolloutSection& rollout = config.rollout;
   step.has_critic = rl.has_critic();
+  step.has_eight_bit_critic = step.has_critic && critic_keeps_experts_in_eight_bits(config, model);
   const config::RlReference& reference = rl.reference;
   step.has_kept_reference = reference.follows();
   // With LoRA the base model is there.
@@ -156,7 +241,6 @@ void add_policy(Step& step, const config::RunConfig& config) {
   step.generation = {
       .is_here = is_here,
       .gathers_weights = rollout.gather_weights,
-      .merges_adapter = rollout.merge_adapter,
       .releases_caches = rollout.release_memory,
       .sequences = as_double(rollout.max_sequences),
       .capacity = as_double(config.data.max_length),
@@ -169,22 +253,15 @@ void add_policy(Step& step, const config::RunConfig& config) {
       .replicas = std::max(1.0, as_double(rl.rollout_ranks / rollout.tp))};
 }
 
-/// Whether a run on one rank with a GPU that has the kernels would. A form that is named where it
-/// does not do, which a run refuses, counts as if it were left out.
-bool keeps_experts_in_eight_bits(const config::RunConfig& config, const Config& model) {
-  if (!model.is_moe() || config.train.method != config::Method::kLora ||
-      config.model.dtype != config::Dtype::kBFloat16)
-    return false;
-  // One trainer and its rollouts are several ranks of one job.
-  if (config.rl.rollout_ranks > 0 && !config.rl.has_two_jobs()) return false;
-  const auto named = config.kernels.choice.find("frozen_experts");
-  const bool is_asked =
-      named == config.kernels.choice.end() ? config.kernels.fp8 : named->second != "as_loaded";
-  return is_asked && assembly::may_keep_frozen_experts(assembly::recipe_of_run(config, model),
-                                                       comm::Mesh::single());
-}
-
 }  // namespace
+
+void require_frozen_experts(const config::RunConfig& config, const Config& model,
+                            std::int64_t world) {
+  assembly::ModelRecipe recipe = assembly::recipe_of_run(config, model);
+  if (assembly::only_generates(config)) recipe.purpose = assembly::Purpose::kGenerate;
+  assembly::require_frozen_experts(recipe, dtype_of(config),
+                                   world > 1 || has_rollouts_in_its_job(config));
+}
 
 Step describe_step(const config::RunConfig& config, const Config& model) {
   Step step;
@@ -196,16 +273,18 @@ Step describe_step(const config::RunConfig& config, const Config& model) {
   step.rows = as_double(train::rows_of_step(config).global_batch_size);
   step.micro_batch_tokens =
       as_double(std::max(config.train.micro_batch_tokens, config.data.max_length));
-  const auto type =
-      runtime::parse_dtype(std::string(config::to_string(config.model.dtype)), "model.dtype");
+  const c10::ScalarType type = dtype_of(config);
   step.element = as_double(static_cast<std::int64_t>(c10::elementSize(type)));
   step.wide = type == c10::ScalarType::Double ? 8 : 4;
   step.gradient = config.optim.grad_dtype == config::Dtype::kBFloat16 ? 2 : step.wide;
   step.state = state_bytes(config.optim.state_dtype, step);
   step.offloads_state = config.optim.offload;
   step.offloads_inputs = config.train.offload_activations;
+  step.first_eight_bit_block = first_eight_bit_block(config);
   step.has_eight_bit_experts = keeps_experts_in_eight_bits(config, model);
-  if (config::objective_of(config) == config::Objective::kPolicy) add_policy(step, config);
+  const bool is_policy = config::objective_of(config) == config::Objective::kPolicy;
+  if (is_policy && step.is_lora && config.rollout.merge_adapter) count_adapted(step, config);
+  if (is_policy) add_policy(step, config, model);
   return step;
 }
 

@@ -36,16 +36,20 @@ struct ParameterCount {
   double replicated = 0;  ///< Along tp.
   double experts = 0;     ///< Along ep.
   double adapters = 0;    ///< Cost of LoRA.
+  /// Of the matrices with adapters, which rollout.merge_adapter has twice; 0 without it.
+  double adapted_divided = 0, adapted_replicated = 0, adapted_experts = 0;
 
   /// On one rank of the others' degrees 1.
   double dense(double tp) const { return divided / tp + replicated; }
+  double adapted(double tp, double ep) const {
+    return adapted_divided / tp + adapted_replicated + adapted_experts / ep;
+  }
 };
 
 /// Memory that reinforcement learning takes besides a step's.
 struct Generation {
   bool is_here = false;           ///< The ranks that train generate, too.
   bool gathers_weights = false;   ///< Whole on each rank while it generates.
-  bool merges_adapter = false;    ///< A second copy of the adapted matrices meanwhile.
   bool releases_caches = false;   ///< Before a batch is trained on.
   double sequences = 0;           ///< At the same time, on all data ranks.
   double capacity = 0, page = 1;  ///< Tokens of a sequence and of a page.
@@ -70,8 +74,12 @@ struct Step {
   std::optional<Generation> generation;                  ///< Where a policy is trained.
   bool has_critic = false, has_frozen_reference = false;
   bool has_kept_reference = false;  ///< A copy of what is trained, divided as its owners.
-  /// One rank keeps frozen routed experts in 8-bit floats (kernels.fp8, kernels.frozen_experts).
-  bool has_eight_bit_experts = false;
+  /// From which block on the outputs of linear layers are products of 8-bit floats, as are their
+  /// input gradients in all blocks (kernels.fp8, kernels.linear); none: of 16-bit ones.
+  std::optional<std::int64_t> first_eight_bit_block;
+  /// One rank keeps frozen routed experts in 8-bit floats (kernels.fp8, kernels.frozen_experts),
+  /// those of the policy or of what else is trained, and of the critic.
+  bool has_eight_bit_experts = false, has_eight_bit_critic = false;
 
   double vocabulary_elements() const {
     return static_cast<double>(model.vocab_size * model.hidden_size);
@@ -79,6 +87,15 @@ struct Step {
   double trained_embedding() const { return is_lora ? 0 : embedding; }
   double trained_head() const { return is_lora ? 0 : head; }
 };
+/// Throws ConfigError where kernels.frozen_experts names a form that a run of so many training
+/// ranks refuses (assembly/frozen_experts.h), in the same words.
+void require_frozen_experts(const config::RunConfig& config, const models::Config& model,
+                            std::int64_t world);
+
+/// Whether a run on one rank, with a GPU that has the kernels, keeps frozen experts in 8-bit
+/// floats. A form that is named and does not do counts as if it did.
+bool keeps_experts_in_eight_bits(const config::RunConfig& config, const models::Config& model);
+
 /// For steps of full rows (data.max_length tokens).
 Step describe_step(const config::RunConfig& config, const models::Config& model);
 

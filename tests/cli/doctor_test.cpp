@@ -267,6 +267,53 @@ TEST_F(LayoutPlanTest, MoreRanksThanAnyJobHasAreRefusedAtOnce) {
   EXPECT_EQ(plan({"--ranks", "1048576", "parallel.fsdp=auto"}).status, 0);
 }
 
+TEST_F(LayoutPlanTest, SaysWhereItCountsExpertsInEightBits) {
+  const char* note = "; frozen experts in 8-bit floats";
+  const std::vector<std::string> lora = {"train.method=lora", "train.recompute=full"};
+  const std::vector<std::vector<std::string>> tables = {
+      {}, {"--dry-run"}, {"--hardware", "h200", "--propose", "1"}};
+  for (const std::string& asked :
+       {std::string("kernels.fp8=true"), std::string("kernels.frozen_experts=cuda.fp8")}) {
+    for (std::vector<std::string> words : tables) {
+      words.insert(words.end(), lora.begin(), lora.end());
+      EXPECT_THAT(plan(words).out, ::testing::Not(HasSubstr(note)));
+      words.push_back(asked);
+      EXPECT_THAT(plan(words).out, HasSubstr(note)) << words.front();
+    }
+  }
+  const auto json = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), {"--json", "train.method=lora"});
+    return nlohmann::json::parse(plan(more).out);
+  };
+  EXPECT_EQ(json({})["eight_bit_experts"], false);
+  EXPECT_EQ(json({"kernels.fp8=true"})["eight_bit_experts"], true);
+  // What a dry run's objects hold after loading: a byte of each element, and a scale of each
+  // expert.
+  const auto weights = [&](const char* fp8) {
+    return json({"--dry-run", fp8})["stages"][0]["weight_bytes"].get<double>();
+  };
+  EXPECT_EQ(weights("kernels.fp8=false") - weights("kernels.fp8=true"),
+            40.0 * 256 * (3 * 2048 * 512 - 2 * 4));
+  // Ranks that share a job keep them as they were loaded.
+  EXPECT_THAT(plan({"train.method=lora", "kernels.fp8=true", "parallel.fsdp=2"}).out,
+              ::testing::Not(HasSubstr(note)));
+}
+
+TEST_F(LayoutPlanTest, RefusesAFormOfExpertsInOneLine) {
+  const std::vector<std::string> asked = {"kernels.frozen_experts=cuda.fp8", "train.method=lora",
+                                          "parallel.fsdp=2"};
+  for (const std::vector<std::string>& more :
+       std::vector<std::vector<std::string>>{{}, {"--dry-run"}, {"--hardware", "h200"}}) {
+    std::vector<std::string> words = asked;
+    words.insert(words.end(), more.begin(), more.end());
+    const Outcome outcome = plan(words);
+    EXPECT_EQ(outcome.status, 2);
+    EXPECT_THAT(outcome.err, HasSubstr("kernels.frozen_experts: experts in a job of several ranks "
+                                       "are kept by 'as_loaded' alone"));
+    EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
+  }
+}
+
 TEST_F(LayoutPlanTest, RefusesWhatARunWouldRefuse) {
   const Outcome layout = plan({"parallel.tp=3"});
   EXPECT_EQ(layout.status, 2);

@@ -1,12 +1,16 @@
 #include <gtest/gtest.h>
 
+#include "assembly/from_config.h"
+#include "assembly/frozen_experts.h"
 #include "base/errors.h"
 #include "config/config.h"
 #include "models/flops.h"
 #include "models/registry.h"
+#include "plan/dry_run.h"
 #include "plan/layout_report.h"
 #include "plan/measured.h"
 #include "plan/search.h"
+#include "testing/message_of.h"
 #include "testing/paths.h"
 
 namespace heddle::plan {
@@ -128,11 +132,13 @@ TEST(Planner, FrozenExpertsInEightBitsTakeHalfOfTheirMemory) {
 
   const std::string eight = "kernels.fp8=true";
   EXPECT_EQ(memory({lora, eight, "kernels.frozen_experts=as_loaded"}).peak, whole.peak);
-  for (const std::string trained :
-       {"adapter.target_parameters=[experts.down_proj]", "adapter.modules_to_save=[lm_head]",
-        "kernels.moe_experts=reference"})
-    for (const std::string& asked : {eight, std::string("kernels.frozen_experts=cuda.fp8")})
-      EXPECT_EQ(memory({lora, asked, trained}).weights, memory({lora, trained}).weights) << trained;
+  const std::string saved = "adapter.modules_to_save=[lm_head]";
+  for (const std::string& other : {std::string("adapter.target_parameters=[experts.down_proj]"),
+                                   saved, std::string("kernels.moe_experts=reference")})
+    EXPECT_EQ(memory({lora, eight, other}).weights, memory({lora, other}).weights) << other;
+  // The key by its name is for those experts too that are frozen beside what is trained whole.
+  EXPECT_DOUBLE_EQ(memory({lora, "kernels.frozen_experts=cuda.fp8", saved}).weights,
+                   memory({lora, saved}).weights - 40.0 * 256 * 3 * 2048 * 512);
   const std::string wide = "model.dtype=float32";
   EXPECT_EQ(memory({lora, eight, wide}).weights, memory({lora, wide}).weights);
   EXPECT_EQ(memory({eight}).weights, memory({}).weights);
@@ -144,6 +150,86 @@ TEST(Planner, FrozenExpertsInEightBitsTakeHalfOfTheirMemory) {
   EXPECT_EQ(memory(eight_apart).weights, memory(apart).weights);
   for (const std::string layout : {"parallel.dp=2", "parallel.fsdp=2"})
     EXPECT_EQ(memory({lora, eight, layout}, 2).weights, memory({lora, layout}, 2).weights);
+}
+
+/// What a start of the run would say; "(no error)" where the experts would do.
+std::string refusal_at_start(const config::RunConfig& config, const models::Config& model,
+                             bool is_job_of_several_ranks) {
+  return testing::message_of([&] {
+    assembly::require_frozen_experts(assembly::recipe_of_run(config, model),
+                                     assembly::context_of_shapes(config).dtype,
+                                     is_job_of_several_ranks);
+  });
+}
+
+TEST(Planner, RefusesTheFormOfExpertsThatARunRefuses) {
+  const auto model = models::preset("small-moe");
+  struct Refused {
+    std::vector<std::string> settings;
+    std::int64_t ranks = 1;
+    bool is_job_of_several = false;
+  };
+  for (const Refused& refused : std::vector<Refused>{
+           {{"train.method=full"}},
+           {{"model.dtype=float32"}},
+           {{"parallel.fsdp=2"}, 2, true},
+           {{"adapter.target_parameters=[experts.down_proj]"}},
+           {{"adapter.modules_to_save=[mlp]"}},
+           {{"kernels.moe_experts=reference"}},
+           {{"kernels.frozen_experts=cuda.fp9"}},
+           {{"train.objective=policy", "rl.reward.verifiers.exact=1", "rl.rollout_ranks=1"},
+            1,
+            true}}) {
+    std::vector<std::string> settings = {"train.method=lora", "kernels.frozen_experts=cuda.fp8",
+                                         "train.global_batch_size=8"};
+    settings.insert(settings.end(), refused.settings.begin(), refused.settings.end());
+    const config::RunConfig config = run_config(settings);
+    const std::string said = refusal_at_start(config, model, refused.is_job_of_several);
+    EXPECT_TRUE(said.starts_with("kernels.frozen_experts: ")) << said;
+    const auto expect_refusal = [&](const char* by, const std::function<void()>& work) {
+      EXPECT_EQ(testing::message_of(work), said) << by << ", " << settings.back();
+    };
+    expect_refusal("plan", [&] { plan_layout(config, model, refused.ranks); });
+    expect_refusal("dry run", [&] { dry_run(config, model, refused.ranks); });
+    expect_refusal("search",
+                   [&] { search_layouts(config, model, refused.ranks, find_hardware("h200"), 1); });
+  }
+}
+
+// By the rates that the hardware has for them, which are set to what halves a product's time.
+TEST(Planner, ProductsOfEightBitFloatsTakeLessTime) {
+  Hardware hardware = find_hardware("h200");
+  hardware.eight_bit_products = hardware.eight_bit_experts = 2;
+  const auto products = [&](const char* preset, std::vector<std::string> settings) {
+    settings.insert(settings.end(), {"train.recompute=off", "train.global_batch_size=1"});
+    return plan_layout(run_config(settings), models::preset(preset), 1, hardware).time->products;
+  };
+  const double rate = hardware.peak_tflops * 1e12 * hardware.products;
+  const auto model = models::preset("qwen3.5-4b");
+  // A product of each token with all weights of linear layers, all and in the first four of them.
+  double all = 0, first_four = 0;
+  for (std::size_t i = 0; i < model.layers.size(); ++i) {
+    const double flops = 2 * 4096 * layer_work(model.layers[i]).products;
+    all += flops;
+    if (i < 4) first_four += flops;
+  }
+  const std::string lora = "train.method=lora", eight = "kernels.fp8=true",
+                    every = "kernels.linear=cuda.fp8_rowwise_or_bf16";
+  for (const std::string& method : {lora, std::string("train.method=full")}) {
+    const double in_bf16 = products("qwen3.5-4b", {method});
+    // Outputs and input gradients; weights' gradients and the head stay.
+    EXPECT_NEAR(in_bf16 - products("qwen3.5-4b", {method, every}), all / rate, 1e-9) << method;
+    EXPECT_NEAR(in_bf16 - products("qwen3.5-4b", {method, eight}), (all - first_four / 2) / rate,
+                1e-9)
+        << method;
+  }
+  const auto experts = models::preset("qwen3.5-35b-a3b");
+  double of_experts = 0;
+  for (const models::LayerShape& layer : experts.layers)
+    of_experts += 2 * 4096 * layer_work(layer).experts;
+  EXPECT_NEAR(products("qwen3.5-35b-a3b", {lora}) -
+                  products("qwen3.5-35b-a3b", {lora, "kernels.frozen_experts=cuda.fp8"}),
+              of_experts / (hardware.peak_tflops * 1e12 * hardware.expert_products), 1e-9);
 }
 
 TEST(Planner, TheNetworkIsSlowerThanTheHost) {
@@ -193,14 +279,6 @@ TEST(Policy, RanksThatTrainAndGenerateHoldCachesToo) {
   EXPECT_GE(released.peak_bytes(), memory.caches);
   const double bf16 = plan({"rollout.state_dtype=bfloat16"}).stages.at(0).memory.caches;
   EXPECT_DOUBLE_EQ(memory.caches - bf16, 18.0 * 69 * 16 * 128 * 128 * 2);
-  // Ranks that shard the weights gather them while they generate.
-  const auto generating = [&](const char* gathers) {
-    return plan({"parallel.fsdp=4", gathers}, 4).stages.at(0).memory.generating;
-  };
-  const double weights = 2.0 * 0.75e9;
-  EXPECT_NEAR(
-      generating("rollout.gather_weights=true") - generating("rollout.gather_weights=false"),
-      weights, 0.1e9);
 }
 
 TEST(Policy, CachesTakeTheirShareOfADeviceAtMost) {

@@ -65,6 +65,22 @@ TEST_F(FollowingReference, KlInTheRewardIsReported) {
   EXPECT_NEAR(in_reward[1], in_loss[1], 0.02 * in_loss[1]);
 }
 
+// A frozen model beside the policy has no adapters, and no form of experts that lie beside some.
+TEST_F(FollowingReference, AFormOfThePolicysExpertsIsNotTheReferences) {
+  const auto kls_of = [&](const char* name, Words more) {
+    const Words asked = {"train.method=lora", "adapter.modules_to_save=[norm]",
+                         "rl.reference.kl_coef=0.1", "train.max_steps=2"};
+    more.insert(more.begin(), asked.begin(), asked.end());
+    std::vector<double> values;
+    for (const train::StepInfo& step : train(run(name, with_experts(more))).steps)
+      values.push_back(step.metrics.at("kl_ref"));
+    return values;
+  };
+  const std::vector<double> named = kls_of("named", {"kernels.frozen_experts=as_loaded"});
+  ASSERT_EQ(named.size(), 2u);
+  EXPECT_EQ(named, kls_of("unnamed", {}));
+}
+
 TEST_F(FollowingReference, LeavesThePolicyItsWeights) {
   // One that never comes to follow is the fixed one, bit for bit.
   for (const char* method : {"full", "lora"}) {

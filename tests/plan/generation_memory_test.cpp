@@ -1,0 +1,126 @@
+// What ranks that train a policy hold while they generate.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "config/config.h"
+#include "models/registry.h"
+#include "plan/layout_report.h"
+
+namespace heddle::plan {
+namespace {
+
+config::RunConfig policy_config(std::vector<std::string> settings) {
+  settings.insert(settings.begin(),
+                  {"model.dtype=bfloat16", "data.max_length=4096", "train.micro_batch_tokens=4096",
+                   "train.objective=policy", "rl.reward.verifiers.exact=1", "rl.groups_per_step=16",
+                   "rl.samples_per_group=8", "train.recompute=full", "rollout.max_sequences=64"});
+  return config::parse("", "test", settings, config::Completeness::kPartial);
+}
+
+Memory memory_of_run(const char* preset, std::vector<std::string> settings, std::int64_t ranks = 1,
+                     const std::optional<Hardware>& hardware = {}) {
+  return plan_layout(policy_config(std::move(settings)), models::preset(preset), ranks, hardware)
+      .stages.at(0)
+      .memory;
+}
+
+/// A byte of each element of the experts of 35B-A3B: 40 layers of 256 of three matrices.
+constexpr double kExperts = 40.0 * 256 * 3 * 2048 * 512;
+
+TEST(GenerationMemory, ExpertsInEightBitsStaySoWhileTheirRankGenerates) {
+  const auto memory = [](std::vector<std::string> settings,
+                         const std::optional<Hardware>& hardware = {}) {
+    settings.emplace_back("train.method=lora");
+    return memory_of_run("qwen3.5-35b-a3b", std::move(settings), 1, hardware);
+  };
+  const std::string eight = "kernels.fp8=true", named = "kernels.frozen_experts=cuda.fp8";
+  const Memory whole = memory({}), halved = memory({eight});
+  EXPECT_DOUBLE_EQ(whole.weights - halved.weights, kExperts);
+  EXPECT_DOUBLE_EQ(whole.generating - halved.generating, kExperts);
+  EXPECT_DOUBLE_EQ(whole.caches, halved.caches);
+  EXPECT_DOUBLE_EQ(memory({named}).generating, halved.generating);
+  // Nothing is gathered on one rank.
+  EXPECT_DOUBLE_EQ(memory({eight, "rollout.gather_weights=false"}).generating, halved.generating);
+  // Caches take their share of what the experts leave.
+  const auto caches = [&](std::vector<std::string> settings) {
+    settings.insert(settings.end(),
+                    {"rollout.max_sequences=100000", "rollout.memory_fraction=0.25"});
+    return memory(std::move(settings), find_hardware("h200")).caches;
+  };
+  EXPECT_NEAR(caches({eight}) - caches({}), 0.25 * kExperts, 1);
+  // A critic has adapters on such a model too. A frozen reference, which a policy that is trained
+  // in part as a whole needs, has none: its experts are as they were loaded.
+  const std::string critic = "rl.algorithm.advantage=gae";
+  EXPECT_DOUBLE_EQ(memory({critic}).others - memory({critic, eight}).others, kExperts);
+  const std::string saved = "adapter.modules_to_save=[lm_head]", kl = "rl.reference.kl_coef=0.1";
+  EXPECT_GT(memory({kl, saved, named}).others, 2 * kExperts);
+  EXPECT_DOUBLE_EQ(memory({kl, saved, named}).others, memory({kl, saved}).others);
+  EXPECT_DOUBLE_EQ(memory({critic, saved}).others - memory({critic, saved, eight}).others,
+                   kExperts);
+  EXPECT_DOUBLE_EQ(memory({critic, saved}).weights, memory({critic, saved, eight}).weights);
+}
+
+TEST(GenerationMemory, RanksGatherWhatTheyDivide) {
+  const auto model = models::preset("qwen3.5-35b-a3b");
+  const Step step = describe_step(policy_config({}), model);
+  double dense = 0, experts = 0, dense_block = 0, expert_block = 0;
+  for (const ParameterCount& count : step.parameters) {
+    dense += count.dense(1);
+    experts += count.experts;
+    dense_block = std::max(dense_block, count.dense(1));
+    expert_block = std::max(expert_block, count.experts);
+  }
+  const auto difference = [](std::vector<std::string> layout, std::int64_t ranks) {
+    const auto generating = [&](const char* gathers) {
+      std::vector<std::string> settings = layout;
+      settings.emplace_back(gathers);
+      return memory_of_run("qwen3.5-35b-a3b", settings, ranks).generating;
+    };
+    return generating("rollout.gather_weights=true") - generating("rollout.gather_weights=false");
+  };
+  // Embedding, head and two blocks are gathered in any case.
+  const double rest = dense - 2 * dense_block, of_experts = experts - 2 * expert_block;
+  EXPECT_NEAR(difference({"parallel.fsdp=4"}, 4), 2 * (rest + of_experts), 1e3);
+  // Ranks along tp, dp or ep alone have their blocks whole all the time.
+  EXPECT_EQ(difference({"parallel.dp=4"}, 4), 0);
+  EXPECT_EQ(difference({"parallel.tp=2", "parallel.ep=2"}, 2), 0);
+  EXPECT_NEAR(difference({"parallel.fsdp=4", "parallel.ep=4"}, 4), 2 * rest, 1e3);
+}
+
+TEST(GenerationMemory, AMergedAdapterTakesAsMuchAsTheMatricesItIsIn) {
+  const auto copies = [](const char* preset, std::vector<std::string> settings,
+                         std::int64_t ranks = 1) {
+    settings.emplace_back("train.method=lora");
+    const Memory beside = memory_of_run(preset, settings, ranks);
+    settings.emplace_back("rollout.merge_adapter=true");
+    const Memory merged = memory_of_run(preset, settings, ranks);
+    EXPECT_DOUBLE_EQ(merged.generating - beside.generating, merged.merged);
+    // They stay while the rank trains, without caches too.
+    EXPECT_DOUBLE_EQ(merged.peak - beside.peak, merged.merged);
+    return merged.merged;
+  };
+  // 24 layers of a matrix of 1024 x 3584, which ranks along tp divide.
+  const std::string down = "adapter.targets=[down_proj]";
+  EXPECT_EQ(copies("qwen3.5-0.8b", {down}), 2.0 * 24 * 1024 * 3584);
+  EXPECT_EQ(copies("qwen3.5-0.8b", {down, "rollout.release_memory=true"}), 2.0 * 24 * 1024 * 3584);
+  EXPECT_EQ(copies("qwen3.5-0.8b", {down, "parallel.tp=2"}, 2), 24.0 * 1024 * 3584);
+  // Adapters on linear layers leave routed experts, norms and tables as they are.
+  const double linears = copies("qwen3.5-35b-a3b", {});
+  EXPECT_GT(linears, 1e9);
+  EXPECT_LT(linears, 4e9);
+  EXPECT_DOUBLE_EQ(
+      copies("qwen3.5-35b-a3b", {"adapter.target_parameters=[experts.down_proj]"}) - linears,
+      2.0 * 40 * 256 * 2048 * 512);
+  // Ranks that only generate have them, too.
+  const auto apart = [](const char* merges) {
+    const auto config = policy_config(
+        {"train.method=lora", "adapter.targets=[down_proj]", "rl.rollout_ranks=1", merges});
+    return plan_layout(config, models::preset("qwen3.5-0.8b"), 1).rollout->weights;
+  };
+  EXPECT_DOUBLE_EQ(apart("rollout.merge_adapter=true") - apart("rollout.merge_adapter=false"),
+                   2.0 * 24 * 1024 * 3584);
+}
+
+}  // namespace
+}  // namespace heddle::plan
