@@ -159,7 +159,7 @@ TEST_F(LaunchFailureTest, AKilledRankEndsTheOthers) {
 }
 
 TEST_F(LaunchFailureTest, AFrozenRankIsNamedAtTheDeadline) {
-  const pid_t launcher = start("run", 2, {"parallel.fsdp=2", "parallel.timeout_s=4"});
+  const pid_t launcher = start("run", 2, {"parallel.fsdp=2", "parallel.timeout_s=8"});
   kill(ranks_[1], SIGSTOP);
   EXPECT_EQ(testing::wait_for(launcher), 1);
   EXPECT_THAT(runs_.printed("run"), HasSubstr("no sign of life from rank 1"));
@@ -169,7 +169,7 @@ TEST_F(LaunchFailureTest, AFrozenRankIsNamedAtTheDeadline) {
 
 TEST_F(LaunchFailureTest, ARankThatStartsTooLateIsNamedAtTheDeadline) {
   const pid_t launcher = testing::start_heddle(
-      runs_.command("run", 4, "dense", {"parallel.tp=2", "parallel.pp=2", "parallel.timeout_s=4"}),
+      runs_.command("run", 4, "dense", {"parallel.tp=2", "parallel.pp=2", "parallel.timeout_s=8"}),
       runs_.log_of("run"));
   std::mt19937 random(9);
   const pid_t late = stop_one_at_its_start(launcher, 4, random);
@@ -193,7 +193,7 @@ TEST_F(LaunchFailureTest, TheLaunchersDeathEndsTheRanks) {
 TEST_F(LaunchFailureTest, AFrozenLauncherEndsTheRanksAtTheDeadline) {
   for (const Words& layout : {Words{"parallel.dp=2"}, {"parallel.pp=2"}}) {
     const std::string run = layout.front().substr(9, 2);
-    const pid_t launcher = start(run, 2, {layout.front(), "parallel.timeout_s=4"});
+    const pid_t launcher = start(run, 2, {layout.front(), "parallel.timeout_s=8"});
     const auto begun = Clock::now();
     kill(launcher, SIGSTOP);
     // The ranks' collectives go on without it.

@@ -124,7 +124,7 @@ TEST_F(LaunchersTest, AFrozenHostOfTheStoreEndsTheOthersAtTheDeadline) {
        {Words{"parallel.tp=2"}, {"parallel.pp=2"}, {"parallel.fsdp=2", "ckpt.every=1"}}) {
     const std::string free = port();
     Words words = layout;
-    words.insert(words.end(), {"train.max_steps=100000", "parallel.timeout_s=4"});
+    words.insert(words.end(), {"train.max_steps=100000", "parallel.timeout_s=8"});
     std::array<pid_t, 2> ranks{};
     for (std::size_t r = 0; r < 2; ++r) {
       const std::string rank = std::to_string(r);

@@ -383,7 +383,7 @@ TEST_F(ReinforcementTest, KilledRankEndsTheJobAndTheNextStartLosesNothing) {
 
 TEST_F(ReinforcementTest, FrozenRankIsNamedByItsNumberInTheJob) {
   const Words settings = {"rl.rollout_ranks=1", "ckpt.every=1", "train.max_steps=4000",
-                          "sync.timeout_s=4", "parallel.timeout_s=4"};
+                          "sync.timeout_s=8", "parallel.timeout_s=8"};
   for (const std::size_t victim : {0u, 1u}) {
     const std::string run = "frozen-" + std::to_string(victim);
     const pid_t launcher = testing::start_heddle(command(run, 2, settings), runs_.log_of(run));
