@@ -73,6 +73,11 @@ class DryRun {
       shapes_.emplace(parameter.name(), parameter.global_shape());
       Coverage& coverage = coverages_[parameter.name()];
       if (!parameter.is_held() || parameter.is_copy()) return;
+      // Replicas have frozen values that nothing else divides whole, each of them.
+      const Dim replicas = parameter.is_expert() ? Dim::kEdp : Dim::kDp;
+      if (!parameter.trainable() && parameter.has_memory() &&
+          placed.context.mesh.coordinate(replicas) > 0)
+        return;
       for (const Layout::Part& part : parameter.layout().parts) {
         coverage.add(part.global);
         ++report_.boxes;
