@@ -46,13 +46,11 @@ double caches_of(const Step& step, const Generating& ranks, const auto& layers) 
 double gathered_to_generate(const StepOnRanks& layout, const Held& held) {
   const bool has_all = layout.step->generation->gathers_weights;
   double elements = layout.table_shards() > 1 ? held.tables : 0;
-  if (layout.shards() > 1) {
-    const double adapters = layout.step->is_lora ? held.adapters : 0;
-    elements +=
-        has_all ? held.dense + adapters : std::min(held.dense, 2 * held.largest_dense_block);
-  }
+  const double dense = held.dense + held.adapters, experts = held.experts + held.expert_adapters;
+  if (layout.shards() > 1)
+    elements += has_all ? dense : std::min(dense, 2 * held.largest_dense_block);
   if (layout.expert_shards() > 1)
-    elements += has_all ? held.experts : std::min(held.experts, 2 * held.largest_expert_block);
+    elements += has_all ? experts : std::min(experts, 2 * held.largest_expert_block);
   return elements;
 }
 
@@ -96,8 +94,9 @@ RolloutMemory rollout_memory(const Step& step, double device) {
   const Generation& g = *step.generation;
   RolloutMemory memory;
   double elements = step.embedding + step.head;
-  for (const ParameterCount& count : step.parameters)
-    elements += count.dense(g.tp) + count.experts / g.tp + (step.is_lora ? count.adapters : 0);
+  for (const auto* counts : {&step.parameters, &step.adapters}) {
+    for (const ParameterCount& count : *counts) elements += count.on_rank(g.tp, g.tp);
+  }
   memory.weights = step.element * elements;
   const Generating ranks{.tp = g.tp, .data = g.replicas};
   memory.caches =
@@ -105,8 +104,8 @@ RolloutMemory rollout_memory(const Step& step, double device) {
   if (device > 0)
     memory.caches = std::clamp(g.memory_fraction * (device - memory.weights), 0.0, memory.caches);
   // Made after the caches.
-  for (const ParameterCount& count : step.parameters)
-    memory.weights += step.element * count.adapted(g.tp, g.tp);
+  for (const ParameterCount& count : step.adapted)
+    memory.weights += step.element * count.on_rank(g.tp, g.tp);
   return memory;
 }
 

@@ -50,17 +50,19 @@ Held held_by(const StepOnRanks& layout, std::int64_t stage_rank) {
   const double tp = layout.size(Dim::kTp), ep = layout.size(Dim::kEp);
   Held held;
   for (const std::int64_t i : layout.stages.layers_of(stage_rank)) {
-    const ParameterCount& count = step.parameters[i];
+    const ParameterCount &count = step.parameters[i], &adapters = step.adapters[i];
     const double dense = count.dense(tp), experts = count.experts / ep;
+    const double beside = adapters.dense(tp), beside_experts = adapters.experts / ep;
     held.dense += dense;
     held.experts += experts;
-    held.adapters += count.adapters;
-    held.merged += count.adapted(tp, ep);
-    held.largest_dense_block = std::max(held.largest_dense_block, dense);
-    held.largest_expert_block = std::max(held.largest_expert_block, experts);
+    held.adapters += beside;
+    held.expert_adapters += beside_experts;
+    held.merged += step.adapted[i].on_rank(tp, ep);
+    held.largest_dense_block = std::max(held.largest_dense_block, dense + beside);
+    held.largest_expert_block = std::max(held.largest_expert_block, experts + beside_experts);
   }
   held.trained_dense = step.is_lora ? held.adapters : held.dense;
-  held.trained_experts = step.is_lora ? 0 : held.experts;
+  held.trained_experts = step.is_lora ? held.expert_adapters : held.experts;
   if (layout.has_embedding(stage_rank)) {
     held.tables += step.embedding;
     held.trained_tables += step.trained_embedding();
@@ -200,13 +202,14 @@ Memory memory_of(const StepOnRanks& layout, std::int64_t stage_rank, double devi
       layout.mesh.world_size() == 1 ? loaded - (step.element - 1) * of_experts : loaded;
   const double frozen = layout.has_eight_bit_experts() ? in_eight_bits : loaded;
   double between = frozen;
-  if (step.is_lora) between += step.element * held.adapters / shards;
+  between += step.element * (held.adapters / shards + held.expert_adapters / expert_shards);
   const double owned_dense = held.trained_dense / shards / replicas;
   const double owned_tables = held.trained_tables / table_shards / replicas;
   const double owned_experts = held.trained_experts / expert_shards / layout.size(Dim::kEdp);
   // Values that stay whole have their owned rows besides.
   if (shards == 1 && replicas > 1) between += step.element * owned_dense;
   if (table_shards == 1 && replicas > 1) between += step.element * owned_tables;
+  if (expert_shards == 1 && layout.size(Dim::kEdp) > 1) between += step.element * owned_experts;
   const double owned = owned_dense + owned_experts + owned_tables;
   // The block that runs and the next one, or the table before or after it.
   const double block_gathered = held.largest_dense_block * (1 - 1 / shards);

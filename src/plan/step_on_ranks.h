@@ -46,8 +46,10 @@ struct StepOnRanks {
 /// Elements of the parameters of one rank of a pipeline, after tp and ep, before sharding.
 struct Held {
   double dense = 0, experts = 0, tables = 0;  ///< tables: embedding and head.
-  double adapters = 0, trained_dense = 0, trained_experts = 0, trained_tables = 0;
-  double largest_dense_block = 0, largest_expert_block = 0, largest_table = 0;
+  double adapters = 0, expert_adapters = 0;   ///< Divided as dense parameters, and as experts.
+  double trained_dense = 0, trained_experts = 0, trained_tables = 0;
+  double largest_dense_block = 0, largest_expert_block = 0;  ///< With their adapters.
+  double largest_table = 0;
   double merged = 0;           ///< Sums of matrices with their adapters (rollout.merge_adapter).
   double gathered_tables = 0;  ///< Bytes of a micro-batch: a tied table on one rank twice.
 
