@@ -67,7 +67,7 @@ void add_generation(const StepOnRanks& layout, std::int64_t stage_rank, const Ow
   const Generation& g = *step.generation;
   if (step.has_critic) {
     // Its own weights, moments and gradients; its activations come when the policy's are gone.
-    memory.others += owned.critic + step.state * owned.trained + step.gradient * owned.trained;
+    memory.others += owned.critic + (step.state + step.gradient) * owned.trained_critic;
   }
   if (step.has_frozen_reference) memory.others += owned.reference;
   if (step.has_kept_reference) memory.others += step.element * owned.trained;

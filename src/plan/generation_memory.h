@@ -13,7 +13,7 @@ struct Owned {
   double weights = 0;    ///< Bytes of its share of the policy, as they are kept.
   double critic = 0;     ///< The same of a critic,
   double reference = 0;  ///< and of a frozen model that nothing is trained on: as loaded.
-  double trained = 0;    ///< Elements that it updates.
+  double trained = 0, trained_critic = 0;  ///< Elements that it updates.
 };
 
 /// Adds critic, reference and the caches of generation to the memory of a step. `device`: bytes of

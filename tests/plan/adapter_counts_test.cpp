@@ -31,8 +31,8 @@ double counted(const Step& step) {
 
 /// Elements that one rank of a run trains.
 double trained(const config::RunConfig& config, const models::Config& model) {
-  const assembly::ModelOnRanks placed = assembly::place(assembly::recipe_of_run(config, model),
-                                                        assembly::context_of_shapes(config));
+  const assembly::ModelOnRanks placed =
+      assembly::place(assembly::recipe_of_run(config, model), assembly::context_of_shapes(config));
   double elements = 0;
   for (const nn::Parameter* parameter : placed.trainable) elements += as_double(parameter->numel());
   return elements;
