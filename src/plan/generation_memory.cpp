@@ -46,7 +46,9 @@ double caches_of(const Step& step, const Generating& ranks, const auto& layers) 
 double gathered_to_generate(const StepOnRanks& layout, const Held& held) {
   const bool has_all = layout.step->generation->gathers_weights;
   double elements = layout.table_shards() > 1 ? held.tables : 0;
-  const double dense = held.dense + held.adapters, experts = held.experts + held.expert_adapters;
+  const double sets = 1 + layout.pinned_sets();
+  const double dense = held.dense + sets * held.adapters,
+               experts = held.experts + sets * held.expert_adapters;
   if (layout.shards() > 1)
     elements += has_all ? dense : std::min(dense, 2 * held.largest_dense_block);
   if (layout.expert_shards() > 1)
@@ -80,11 +82,14 @@ void add_generation(const StepOnRanks& layout, std::int64_t stage_rank, const Ow
   if (device > 0) memory.caches = std::min(memory.caches, g.memory_fraction * (device - placed));
   memory.caches = std::max(0.0, memory.caches);
   const Held held = held_by(layout, stage_rank);
-  // The engine has the sums of an adapter for as long as it lives, which is longer than its caches.
+  // The engine has the sums of an adapter, or sets of it, for as long as it lives, which is longer
+  // than its caches.
   memory.merged = step.element * held.merged;
-  memory.peak += memory.merged;
+  memory.pinned = layout.pinned_sets() * owned.adapters;
+  memory.peak += memory.merged + memory.pinned;
   memory.generating = owned.weights + step.element * gathered_to_generate(layout, held) +
-                      memory.merged + memory.optimizer + memory.others + memory.caches;
+                      memory.merged + memory.pinned + memory.optimizer + memory.others +
+                      memory.caches;
   if (layout.has_head(stage_rank)) memory.generating += logits_of_draws(step, ranks);
   if (!g.releases_caches) memory.peak += memory.caches;
   memory.peak = std::max(memory.peak, memory.generating);
@@ -106,6 +111,8 @@ RolloutMemory rollout_memory(const Step& step, double device) {
   // Made after the caches.
   for (const ParameterCount& count : step.adapted)
     memory.weights += step.element * count.on_rank(g.tp, g.tp);
+  for (const ParameterCount& count : step.adapters)
+    memory.weights += g.pinned_sets * step.element * count.on_rank(g.tp, g.tp);
   return memory;
 }
 

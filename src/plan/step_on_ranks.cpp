@@ -48,6 +48,7 @@ double StepOnRanks::expert_ranks() const {
 Held held_by(const StepOnRanks& layout, std::int64_t stage_rank) {
   const Step& step = *layout.step;
   const double tp = layout.size(Dim::kTp), ep = layout.size(Dim::kEp);
+  const double sets = 1 + layout.pinned_sets();
   Held held;
   for (const std::int64_t i : layout.stages.layers_of(stage_rank)) {
     const ParameterCount &count = step.parameters[i], &adapters = step.adapters[i];
@@ -58,8 +59,9 @@ Held held_by(const StepOnRanks& layout, std::int64_t stage_rank) {
     held.adapters += beside;
     held.expert_adapters += beside_experts;
     held.merged += step.adapted[i].on_rank(tp, ep);
-    held.largest_dense_block = std::max(held.largest_dense_block, dense + beside);
-    held.largest_expert_block = std::max(held.largest_expert_block, experts + beside_experts);
+    held.largest_dense_block = std::max(held.largest_dense_block, dense + sets * beside);
+    held.largest_expert_block =
+        std::max(held.largest_expert_block, experts + sets * beside_experts);
   }
   held.trained_dense = step.is_lora ? held.adapters : held.dense;
   held.trained_experts = step.is_lora ? held.expert_adapters : held.experts;
@@ -232,8 +234,9 @@ Memory memory_of(const StepOnRanks& layout, std::int64_t stage_rank, double devi
                loaded_blocks = step.element * (held.dense / shards + of_experts);
   // The scale of each expert is not counted.
   const double by_eight_bits = layout.mesh.world_size() == 1 ? (step.element - 1) * of_experts : 0;
-  double blocks = loaded_blocks +
-                  step.element * (held.adapters / shards + held.expert_adapters / expert_shards);
+  const double of_adapters =
+      step.element * (held.adapters / shards + held.expert_adapters / expert_shards);
+  double blocks = loaded_blocks + of_adapters;
   const double owned_dense = held.trained_dense / shards / replicas;
   const double owned_experts = held.trained_experts / expert_shards / layout.size(Dim::kEdp);
   // Values that stay whole have their owned rows besides.
@@ -266,6 +269,7 @@ Memory memory_of(const StepOnRanks& layout, std::int64_t stage_rank, double devi
       resident + std::max(memory.activations + before + memory.working, memory.gradients + block);
   if (step.generation) {
     const Owned parts = {.weights = between,
+                         .adapters = of_adapters,
                          .critic = blocks + critic_tables.bytes(layout) -
                                    (step.has_eight_bit_critic ? by_eight_bits : 0),
                          .reference = loaded_blocks + step.element * tables.held,

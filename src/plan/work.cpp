@@ -9,6 +9,7 @@
 #include "assembly/frozen_experts.h"
 #include "ckpt/hf_adapter.h"
 #include "config/objective.h"
+#include "config/policy_versions.h"
 #include "models/model.h"
 #include "ops/linear/linear.h"
 #include "ops/optimizer_step/eight_bit.h"
@@ -241,7 +242,8 @@ void add_policy(Step& step, const config::RunConfig& config, const Config& model
       .memory_fraction = asked > 0 ? asked : usual,
       .tp = as_double(rollout.tp),
       // Another job's number of ranks is not known.
-      .replicas = std::max(1.0, as_double(rl.rollout_ranks / rollout.tp))};
+      .replicas = std::max(1.0, as_double(rl.rollout_ranks / rollout.tp)),
+      .pinned_sets = as_double(config::pinned_sets_of(config))};
 }
 
 }  // namespace

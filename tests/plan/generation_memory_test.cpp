@@ -122,5 +122,44 @@ TEST(GenerationMemory, AMergedAdapterTakesAsMuchAsTheMatricesItIsIn) {
                    2.0 * 24 * 1024 * 3584);
 }
 
+TEST(GenerationMemory, PinnedSetsOfAdaptersStayBesideTheModels) {
+  const std::string experts = "adapter.target_parameters=[experts.down_proj]";
+  // Of one set: A of [256, 16, 512] and B of [256, 2048, 16] in 40 layers, in bf16.
+  const double one = 2 * 40.0 * 256 * 16 * (512 + 2048);
+  const auto pinned = [&](std::vector<std::string> settings, std::int64_t ranks = 1) {
+    settings.insert(settings.end(), {"train.method=lora", "rl.update_mode=pin"});
+    const double linears = memory_of_run("qwen3.5-35b-a3b", settings, ranks).pinned;
+    settings.push_back(experts);
+    const Memory memory = memory_of_run("qwen3.5-35b-a3b", settings, ranks);
+    settings.emplace_back("rl.update_mode=keep");
+    const Memory kept = memory_of_run("qwen3.5-35b-a3b", settings, ranks);
+    EXPECT_EQ(kept.pinned, 0);
+    EXPECT_GE(memory.peak - kept.peak, memory.pinned - 1);
+    EXPECT_GE(memory.generating - kept.generating, memory.pinned - 1);
+    return memory.pinned - linears;
+  };
+  const std::string async = "rl.mode=async";
+  // K + 2 versions, of which one may be written, and 16 at most; a run of so many steps has no
+  // older ones.
+  EXPECT_DOUBLE_EQ(pinned({}), 2 * one);
+  EXPECT_DOUBLE_EQ(pinned({async, "rl.max_staleness=3"}), 5 * one);
+  EXPECT_DOUBLE_EQ(pinned({async, "rl.max_staleness=100"}), 16 * one);
+  EXPECT_DOUBLE_EQ(pinned({async, "rl.max_staleness=3", "train.max_steps=1"}), 3 * one);
+  EXPECT_DOUBLE_EQ(pinned({async, "parallel.fsdp=4"}, 4), 3 * one / 4);
+  // Replicas have all of them each.
+  EXPECT_DOUBLE_EQ(pinned({async, "parallel.dp=2"}, 2), 3 * one);
+  // Ranks that only generate have them instead of those that train.
+  const auto apart = [&](const std::string& mode) {
+    const auto config =
+        policy_config({"train.method=lora", "rl.rollout_ranks=1", async, experts, mode});
+    const LayoutReport report = plan_layout(config, models::preset("qwen3.5-35b-a3b"), 1);
+    EXPECT_EQ(report.stages.at(0).memory.pinned, 0);
+    return report.rollout->weights;
+  };
+  const double sets = apart("rl.update_mode=pin") - apart("rl.update_mode=keep");
+  EXPECT_GT(sets, 3 * one);
+  EXPECT_LT(sets, 3.5 * one);
+}
+
 }  // namespace
 }  // namespace heddle::plan
