@@ -20,6 +20,7 @@ comm::Mesh checked_mesh(const Step& step, const config::RunConfig& config, std::
   comm::Mesh mesh(assembly::mesh_sizes(config.parallel, world), 0, world, config.parallel.ep);
   parallel::check_layout(mesh, step.model, config.parallel.cp_method,
                          assembly::stage_chunks(config));
+  require_merged_adapter(config, step, mesh);
   return mesh;
 }
 

@@ -131,6 +131,7 @@ void count_adapters(Step& step, const config::RunConfig& config, models::Model& 
     model.layers()[i]->visit_linears(count);
     model.layers()[i]->visit_expert_weights(count);
   }
+  if (merges) step.merged = assembly::merged_parameters(model, set);
 }
 
 /// From the parameters of the model itself.
@@ -254,6 +255,17 @@ void require_frozen_experts(const config::RunConfig& config, const Config& model
   if (assembly::only_generates(config)) recipe.purpose = assembly::Purpose::kGenerate;
   assembly::require_frozen_experts(recipe, dtype_of(config),
                                    world > 1 || has_rollouts_in_its_job(config));
+}
+
+void require_merged_adapter(const config::RunConfig& config, const Step& step,
+                            const comm::Mesh& training) {
+  if (step.merged.empty() || !config.rl.is_disaggregated())
+    return assembly::require_whole(step.merged, training);
+  const config::ParallelSection layout = assembly::rollout_layout(config).parallel;
+  // Another job's number of ranks is not known.
+  const std::int64_t ranks = std::max(config.rl.rollout_ranks, layout.tp);
+  assembly::require_whole(step.merged,
+                          comm::Mesh(assembly::mesh_sizes(layout, ranks), 0, ranks, layout.ep));
 }
 
 Step describe_step(const config::RunConfig& config, const Config& model) {

@@ -4,6 +4,7 @@
 #include <optional>
 #include <vector>
 
+#include "assembly/merged_adapter.h"
 #include "config/run_config.h"
 #include "models/config.h"
 #include "nn/parameter.h"
@@ -65,8 +66,9 @@ struct Step {
   std::vector<ParameterCount> adapters;    ///< [layer]; zeros where there are none.
   /// [layer] Matrices with adapters, which rollout.merge_adapter has twice; zeros without it.
   std::vector<ParameterCount> adapted;
-  double embedding = 0, head = 0;  ///< Elements; a tied head is 0.
-  double length = 0, rows = 0;     ///< Length of the sequences, and how many in a step.
+  std::vector<assembly::MergedParameter> merged;  ///< Empty without it.
+  double embedding = 0, head = 0;                 ///< Elements; a tied head is 0.
+  double length = 0, rows = 0;  ///< Length of the sequences, and how many in a step.
   double micro_batch_tokens = 0;
   bool is_lora = false;
   double element = 2, wide = 4, gradient = 4;            ///< Bytes.
@@ -92,6 +94,11 @@ struct Step {
 /// ranks refuses (assembly/frozen_experts.h), in the same words.
 void require_frozen_experts(const config::RunConfig& config, const models::Config& model,
                             std::int64_t world);
+
+/// Throws ConfigError where rollout.merge_adapter does not do on the ranks that generate: those of
+/// `training`, or of rl.rollout_ranks, in the words of a run.
+void require_merged_adapter(const config::RunConfig& config, const Step& step,
+                            const comm::Mesh& training);
 
 /// Whether a run on one rank, with a GPU that has the kernels, keeps frozen experts in 8-bit
 /// floats. A form that is named and does not do counts as if it did.

@@ -3,9 +3,14 @@
 
 #include <algorithm>
 
+#include "assembly/from_config.h"
+#include "assembly/model_on_ranks.h"
 #include "config/config.h"
 #include "models/registry.h"
+#include "plan/dry_run.h"
 #include "plan/layout_report.h"
+#include "plan/search.h"
+#include "testing/message_of.h"
 
 namespace heddle::plan {
 namespace {
@@ -159,6 +164,93 @@ TEST(GenerationMemory, PinnedSetsOfAdaptersStayBesideTheModels) {
   const double sets = apart("rl.update_mode=pin") - apart("rl.update_mode=keep");
   EXPECT_GT(sets, 3 * one);
   EXPECT_LT(sets, 3.5 * one);
+}
+
+/// The first matrix with an adapter, or factor beside it, that rank 0 of a run does not have whole
+/// between passes; empty: none.
+std::string divided_parameter(const config::RunConfig& config, const models::Config& model,
+                              const comm::Mesh& mesh) {
+  const assembly::ModelOnRanks placed = assembly::place(assembly::recipe_of_run(config, model),
+                                                        assembly::context_of_shapes(config, mesh));
+  std::string first;
+  const auto look = [&](nn::Parameter& parameter) {
+    if (first.empty() && !parameter.has_memory()) first = parameter.name();
+  };
+  const auto look_at = [&](auto& product) {
+    if (placed.adapters->of(product) == nullptr) return;
+    placed.adapters->visit_factors(product, look);
+    look(product.weight());
+  };
+  placed.model->visit_linears([&](nn::Linear& linear) {
+    if (placed.adapters->of(linear) != nullptr) look(linear.weight());
+  });
+  placed.model->visit_expert_weights(look_at);
+  return first;
+}
+
+TEST(GenerationMemory, AMergedAdapterIsRefusedWhereARunRefusesIt) {
+  const auto model = models::preset("small-moe");
+  const std::string on_experts = "adapter.target_parameters=[experts.down_proj]",
+                    shared = "adapter.shared_expert_factors=true", alone = "adapter.targets=[]";
+  struct Layout {
+    std::vector<std::string> settings;
+    std::int64_t ranks;
+    bool is_refused;
+  };
+  for (const Layout& layout : std::vector<Layout>{
+           {{"parallel.dp=1"}, 1, false},
+           {{"parallel.dp=2", on_experts}, 2, false},
+           {{"parallel.tp=2"}, 2, false},
+           {{"parallel.tp=2", "parallel.ep=1", on_experts}, 2, true},
+           {{"parallel.tp=2", "parallel.ep=2", on_experts}, 2, false},
+           {{"parallel.fsdp=2"}, 2, true},
+           {{"parallel.fsdp=2", "parallel.ep=2", on_experts, alone}, 2, false},
+           {{"parallel.fsdp=2", "parallel.ep=2", on_experts, alone, shared}, 2, true},
+           {{"parallel.fsdp=2", "parallel.dp=2"}, 4, true}}) {
+    std::vector<std::string> settings = layout.settings;
+    settings.insert(settings.end(), {"train.method=lora", "rollout.merge_adapter=true"});
+    const config::RunConfig config = policy_config(settings);
+    const comm::Mesh mesh(assembly::mesh_sizes(config.parallel, layout.ranks), 0, layout.ranks,
+                          config.parallel.ep);
+    const std::string divided = divided_parameter(config, model, mesh);
+    const std::string name = layout.settings.front() + ' ' + layout.settings.back();
+    EXPECT_EQ(!divided.empty(), layout.is_refused) << name;
+    const std::string expected = divided.empty()
+                                     ? "(no error)"
+                                     : "merge_adapter: this rank does not hold " + divided +
+                                           " whole between passes; expected parallel.fsdp 1";
+    const auto expect = [&](const char* by, const std::function<void()>& work) {
+      EXPECT_EQ(testing::message_of(work).substr(0, expected.size()), expected)
+          << by << ", " << name;
+    };
+    expect("plan", [&] { plan_layout(config, model, layout.ranks); });
+    expect("dry run", [&] { dry_run(config, model, layout.ranks); });
+    expect("search",
+           [&] { search_layouts(config, model, layout.ranks, find_hardware("h200"), 1); });
+  }
+}
+
+TEST(GenerationMemory, AMergedAdapterIsAskedOfTheRanksThatGenerate) {
+  const auto model = models::preset("small-moe");
+  const auto refusal = [&](std::vector<std::string> settings) {
+    settings.insert(settings.end(), {"train.method=lora", "rollout.merge_adapter=true",
+                                     "parallel.fsdp=2", "rl.rollout_ranks=2"});
+    const config::RunConfig config = policy_config(settings);
+    return testing::message_of([&] { plan_layout(config, model, 2); });
+  };
+  const std::string on_experts = "adapter.target_parameters=[experts.down_proj]";
+  EXPECT_EQ(refusal({}), "(no error)");
+  EXPECT_EQ(refusal({on_experts}), "(no error)");
+  EXPECT_EQ(refusal({"rollout.tp=2"}), "(no error)");
+  const std::string said = refusal({on_experts, "rollout.tp=2"});
+  EXPECT_TRUE(said.starts_with("merge_adapter: this rank does not hold model.layers.")) << said;
+  // Search keeps what a run accepts.
+  const config::RunConfig free = policy_config(
+      {"train.method=lora", "rollout.merge_adapter=true", "parallel.tp=1", "parallel.pp=1"});
+  for (const Proposal& proposal : search_layouts(free, model, 4, find_hardware("h200"), 20).best) {
+    EXPECT_EQ(std::ranges::count(proposal.settings, "parallel.fsdp=2"), 0);
+    EXPECT_EQ(std::ranges::count(proposal.settings, "parallel.fsdp=4"), 0);
+  }
 }
 
 }  // namespace
