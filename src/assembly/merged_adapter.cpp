@@ -27,8 +27,8 @@ void require_whole(const std::vector<MergedParameter>& merged, const comm::Mesh&
   using comm::Dim;
   for (const MergedParameter& parameter : merged) {
     // As parallel::Sharding gathers them.
-    const std::int64_t shards = parameter.is_expert ? mesh.size(Dim::kEfsdp)
-                                                    : mesh.size(Dim::kCp) * mesh.size(Dim::kFsdp);
+    const std::int64_t shards =
+        parameter.is_expert ? mesh.size(Dim::kEfsdp) : mesh.size(Dim::kCp) * mesh.size(Dim::kFsdp);
     if (shards == 1) continue;
     throw_error<ConfigError>(
         "merge_adapter: this rank does not hold {} whole between passes; expected parallel.fsdp 1 "
