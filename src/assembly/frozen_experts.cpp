@@ -102,6 +102,12 @@ void keep_frozen_experts(const ModelRecipe& recipe, ModelOnRanks& placed) {
   if (!has_frozen_experts(recipe)) return;
   const auto lay = placed.model->kernels().get<ops::FrozenExperts>().lay;
   if (lay == nullptr) return;
+  // The early check knows a kernel that is named, of this build; this is the one that was chosen.
+  if (!placed.model->kernels().get<ops::MoeExperts>().takes_eight_bits) {
+    throw_error<ConfigError>(
+        "kernels.frozen_experts: the kernel of moe_experts that was chosen multiplies no experts "
+        "in 8 bits; leave kernels.moe_experts out, or kernels.frozen_experts");
+  }
   const ops::NoGradient guard;
   for (const auto& layer : placed.model->layers()) {
     layer->visit_expert_weights([&](nn::ExpertWeights& weights) {

@@ -25,7 +25,8 @@ bool may_keep_frozen_experts(const ModelRecipe& recipe, const comm::Mesh& mesh);
 
 /// Puts the routed experts of a filled model into the form that kernels.frozen_experts names and
 /// require_frozen_experts() let pass, and frees their weights: those parameters are then held no
-/// more. Does nothing for experts as they were loaded.
+/// more. Does nothing for experts as they were loaded. Throws ConfigError where the chosen kernel
+/// of moe_experts multiplies none in 8 bits.
 void keep_frozen_experts(const ModelRecipe& recipe, ModelOnRanks& placed);
 
 }  // namespace heddle::assembly

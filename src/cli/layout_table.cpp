@@ -62,6 +62,8 @@ void add_policy(ui::Table& table, const plan::LayoutReport& report) {
     table.row({"", bytes(m.caches), "", "", "", "", "", "states, keys and values of generation"});
     if (m.merged > 0)
       table.row({"", bytes(m.merged), "", "", "", "", "", "matrices with their adapters in them"});
+    if (m.pinned > 0)
+      table.row({"", bytes(m.pinned), "", "", "", "", "", "adapters that completions began with"});
     table.row(
         {"", bytes(m.generating), "", "", "", "", "", "all that is there while it generates"});
   }
@@ -154,6 +156,7 @@ std::string layout_json(const plan::LayoutReport& report) {
     json["memory_bytes"].back()["critic_and_reference"] = m.others;
     json["memory_bytes"].back()["caches"] = m.caches;
     json["memory_bytes"].back()["merged"] = m.merged;
+    json["memory_bytes"].back()["pinned"] = m.pinned;
     json["memory_bytes"].back()["generating"] = m.generating;
   }
   if (report.rollout) {

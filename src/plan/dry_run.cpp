@@ -29,6 +29,10 @@ namespace {
 
 using comm::Dim;
 
+comm::Mesh mesh_of(const config::RunConfig& config, std::int64_t world, std::int64_t rank) {
+  return {assembly::mesh_sizes(config.parallel, world), rank, world, config.parallel.ep};
+}
+
 class DryRun {
  public:
   DryRun(const config::RunConfig& config, const models::Config& model, std::int64_t world)
@@ -41,7 +45,7 @@ class DryRun {
   }
 
   DryRunReport run() {
-    const comm::Mesh mesh = mesh_of(0);
+    const comm::Mesh mesh = mesh_of(config_, world_, 0);
     report_.mesh = mesh.describe();
     report_.ranks = world_;
     for (std::int64_t rank = 0; rank < world_; ++rank) visit(rank);
@@ -55,14 +59,10 @@ class DryRun {
   }
 
  private:
-  comm::Mesh mesh_of(std::int64_t rank) const {
-    return {assembly::mesh_sizes(config_.parallel, world_), rank, world_, config_.parallel.ep};
-  }
-
   void visit(std::int64_t rank) {
     assembly::ModelOnRanks placed =
         assembly::place(assembly::recipe_of_run(config_, model_),
-                        assembly::context_of_shapes(config_, mesh_of(rank)));
+                        assembly::context_of_shapes(config_, mesh_of(config_, world_, rank)));
     cover(placed);
     const std::int64_t stage = placed.context.mesh.coordinate(Dim::kPp);
     if (stage == static_cast<std::int64_t>(report_.stages.size())) run_stage(placed, rank, stage);
@@ -73,6 +73,11 @@ class DryRun {
       shapes_.emplace(parameter.name(), parameter.global_shape());
       Coverage& coverage = coverages_[parameter.name()];
       if (!parameter.is_held() || parameter.is_copy()) return;
+      // Replicas have frozen values that nothing else divides whole, each of them.
+      const Dim replicas = parameter.is_expert() ? Dim::kEdp : Dim::kDp;
+      if (!parameter.trainable() && parameter.has_memory() &&
+          placed.context.mesh.coordinate(replicas) > 0)
+        return;
       for (const Layout::Part& part : parameter.layout().parts) {
         coverage.add(part.global);
         ++report_.boxes;
@@ -227,6 +232,8 @@ class DryRun {
 DryRunReport dry_run(const config::RunConfig& config, const models::Config& model,
                      std::int64_t world) {
   require_frozen_experts(config, model, world);
+  if (config.rollout.merge_adapter)
+    require_merged_adapter(config, describe_step(config, model), mesh_of(config, world, 0));
   return DryRun(config, model, world).run();
 }
 

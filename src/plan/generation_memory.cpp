@@ -46,13 +46,13 @@ double caches_of(const Step& step, const Generating& ranks, const auto& layers) 
 double gathered_to_generate(const StepOnRanks& layout, const Held& held) {
   const bool has_all = layout.step->generation->gathers_weights;
   double elements = layout.table_shards() > 1 ? held.tables : 0;
-  if (layout.shards() > 1) {
-    const double adapters = layout.step->is_lora ? held.adapters : 0;
-    elements +=
-        has_all ? held.dense + adapters : std::min(held.dense, 2 * held.largest_dense_block);
-  }
+  const double sets = 1 + layout.pinned_sets();
+  const double dense = held.dense + sets * held.adapters,
+               experts = held.experts + sets * held.expert_adapters;
+  if (layout.shards() > 1)
+    elements += has_all ? dense : std::min(dense, 2 * held.largest_dense_block);
   if (layout.expert_shards() > 1)
-    elements += has_all ? held.experts : std::min(held.experts, 2 * held.largest_expert_block);
+    elements += has_all ? experts : std::min(experts, 2 * held.largest_expert_block);
   return elements;
 }
 
@@ -69,7 +69,7 @@ void add_generation(const StepOnRanks& layout, std::int64_t stage_rank, const Ow
   const Generation& g = *step.generation;
   if (step.has_critic) {
     // Its own weights, moments and gradients; its activations come when the policy's are gone.
-    memory.others += owned.critic + step.state * owned.trained + step.gradient * owned.trained;
+    memory.others += owned.critic + (step.state + step.gradient) * owned.trained_critic;
   }
   if (step.has_frozen_reference) memory.others += owned.reference;
   if (step.has_kept_reference) memory.others += step.element * owned.trained;
@@ -82,11 +82,14 @@ void add_generation(const StepOnRanks& layout, std::int64_t stage_rank, const Ow
   if (device > 0) memory.caches = std::min(memory.caches, g.memory_fraction * (device - placed));
   memory.caches = std::max(0.0, memory.caches);
   const Held held = held_by(layout, stage_rank);
-  // The engine has the sums of an adapter for as long as it lives, which is longer than its caches.
+  // The engine has the sums of an adapter, or sets of it, for as long as it lives, which is longer
+  // than its caches.
   memory.merged = step.element * held.merged;
-  memory.peak += memory.merged;
+  memory.pinned = layout.pinned_sets() * owned.adapters;
+  memory.peak += memory.merged + memory.pinned;
   memory.generating = owned.weights + step.element * gathered_to_generate(layout, held) +
-                      memory.merged + memory.optimizer + memory.others + memory.caches;
+                      memory.merged + memory.pinned + memory.optimizer + memory.others +
+                      memory.caches;
   if (layout.has_head(stage_rank)) memory.generating += logits_of_draws(step, ranks);
   if (!g.releases_caches) memory.peak += memory.caches;
   memory.peak = std::max(memory.peak, memory.generating);
@@ -96,8 +99,9 @@ RolloutMemory rollout_memory(const Step& step, double device) {
   const Generation& g = *step.generation;
   RolloutMemory memory;
   double elements = step.embedding + step.head;
-  for (const ParameterCount& count : step.parameters)
-    elements += count.dense(g.tp) + count.experts / g.tp + (step.is_lora ? count.adapters : 0);
+  for (const auto* counts : {&step.parameters, &step.adapters}) {
+    for (const ParameterCount& count : *counts) elements += count.on_rank(g.tp, g.tp);
+  }
   memory.weights = step.element * elements;
   const Generating ranks{.tp = g.tp, .data = g.replicas};
   memory.caches =
@@ -105,8 +109,10 @@ RolloutMemory rollout_memory(const Step& step, double device) {
   if (device > 0)
     memory.caches = std::clamp(g.memory_fraction * (device - memory.weights), 0.0, memory.caches);
   // Made after the caches.
-  for (const ParameterCount& count : step.parameters)
-    memory.weights += step.element * count.adapted(g.tp, g.tp);
+  for (const ParameterCount& count : step.adapted)
+    memory.weights += step.element * count.on_rank(g.tp, g.tp);
+  for (const ParameterCount& count : step.adapters)
+    memory.weights += g.pinned_sets * step.element * count.on_rank(g.tp, g.tp);
   return memory;
 }
 

@@ -10,10 +10,11 @@ namespace heddle::plan {
 
 /// A rank's between steps.
 struct Owned {
-  double weights = 0;    ///< Bytes of its share of the policy, as they are kept.
+  double weights = 0;    ///< Bytes of its share of the policy, as they are kept,
+  double adapters = 0;   ///< and of a set of adapters of it.
   double critic = 0;     ///< The same of a critic,
   double reference = 0;  ///< and of a frozen model that nothing is trained on: as loaded.
-  double trained = 0;    ///< Elements that it updates.
+  double trained = 0, trained_critic = 0;  ///< Elements that it updates.
 };
 
 /// Adds critic, reference and the caches of generation to the memory of a step. `device`: bytes of

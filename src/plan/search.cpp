@@ -88,8 +88,10 @@ class Searcher {
       config.train.recompute = recompute;
       try {
         consider(StepOnRanks(step_, config, world_), config);
-      } catch (const ConfigError&) {
-        return;  // what a run refuses is no layout
+      } catch (const ConfigError& error) {
+        // What a run refuses is no layout.
+        if (search_.refusal.empty()) search_.refusal = error.what();
+        return;
       }
     }
   }
@@ -179,11 +181,15 @@ std::vector<Proposal> fitting_otherwise(const config::RunConfig& config,
   for (const Saving& saving : savings()) {
     config::RunConfig changed = config;
     saving.apply(changed);
-    Search search = Searcher(changed, model, world, hardware, 1).run();
-    if (search.best.empty()) continue;
-    Proposal& best = search.best.front();
-    best.settings.insert(best.settings.begin(), saving.settings.begin(), saving.settings.end());
-    found.push_back(std::move(best));
+    try {
+      Search search = Searcher(changed, model, world, hardware, 1).run();
+      if (search.best.empty()) continue;
+      Proposal& best = search.best.front();
+      best.settings.insert(best.settings.begin(), saving.settings.begin(), saving.settings.end());
+      found.push_back(std::move(best));
+    } catch (const ConfigError&) {
+      continue;  // LoRA by targets that no key but this one makes use of
+    }
   }
   return found;
 }
@@ -194,6 +200,7 @@ Search search_layouts(const config::RunConfig& config, const models::Config& mod
                       std::int64_t world, const Hardware& hardware, std::size_t count) {
   require_frozen_experts(config, model, world);
   Search search = Searcher(config, model, world, hardware, count).run();
+  if (search.considered == 0 && !search.refusal.empty()) throw ConfigError(search.refusal);
   if (search.considered == 0) {
     const train::StepRows rows = train::rows_of_step(config);
     std::vector<std::string> set;

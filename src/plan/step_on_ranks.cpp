@@ -20,6 +20,7 @@ comm::Mesh checked_mesh(const Step& step, const config::RunConfig& config, std::
   comm::Mesh mesh(assembly::mesh_sizes(config.parallel, world), 0, world, config.parallel.ep);
   parallel::check_layout(mesh, step.model, config.parallel.cp_method,
                          assembly::stage_chunks(config));
+  require_merged_adapter(config, step, mesh);
   return mesh;
 }
 
@@ -48,19 +49,23 @@ double StepOnRanks::expert_ranks() const {
 Held held_by(const StepOnRanks& layout, std::int64_t stage_rank) {
   const Step& step = *layout.step;
   const double tp = layout.size(Dim::kTp), ep = layout.size(Dim::kEp);
+  const double sets = 1 + layout.pinned_sets();
   Held held;
   for (const std::int64_t i : layout.stages.layers_of(stage_rank)) {
-    const ParameterCount& count = step.parameters[i];
+    const ParameterCount &count = step.parameters[i], &adapters = step.adapters[i];
     const double dense = count.dense(tp), experts = count.experts / ep;
+    const double beside = adapters.dense(tp), beside_experts = adapters.experts / ep;
     held.dense += dense;
     held.experts += experts;
-    held.adapters += count.adapters;
-    held.merged += count.adapted(tp, ep);
-    held.largest_dense_block = std::max(held.largest_dense_block, dense);
-    held.largest_expert_block = std::max(held.largest_expert_block, experts);
+    held.adapters += beside;
+    held.expert_adapters += beside_experts;
+    held.merged += step.adapted[i].on_rank(tp, ep);
+    held.largest_dense_block = std::max(held.largest_dense_block, dense + sets * beside);
+    held.largest_expert_block =
+        std::max(held.largest_expert_block, experts + sets * beside_experts);
   }
   held.trained_dense = step.is_lora ? held.adapters : held.dense;
-  held.trained_experts = step.is_lora ? 0 : held.experts;
+  held.trained_experts = step.is_lora ? held.expert_adapters : held.experts;
   if (layout.has_embedding(stage_rank)) {
     held.tables += step.embedding;
     held.trained_tables += step.trained_embedding();
@@ -173,6 +178,38 @@ double activation_bytes(const StepOnRanks& layout, std::int64_t stage_rank) {
   return bytes;
 }
 
+/// A rank's share of embedding and head, elements.
+struct Tables {
+  double held = 0;
+  double trained = 0;  ///< Those that it updates.
+
+  /// Bytes; values that stay whole have their owned rows besides.
+  double bytes(const StepOnRanks& layout) const {
+    const bool has_rows_besides = layout.table_shards() == 1 && layout.size(Dim::kDp) > 1;
+    return layout.step->element * (held + (has_rows_besides ? trained : 0));
+  }
+};
+
+Tables tables_of_policy(const StepOnRanks& layout, const Held& held) {
+  const double shards = layout.table_shards();
+  return {held.tables / shards, held.trained_tables / shards / layout.size(Dim::kDp)};
+}
+
+/// A critic's head makes one number of a hidden state, is one row, and is trained beside adapters
+/// too (rl/critic.h).
+Tables tables_of_critic(const StepOnRanks& layout, std::int64_t stage_rank) {
+  const Step& step = *layout.step;
+  Tables tables;
+  if (stage_rank == 0) {
+    tables.held = step.embedding / layout.table_shards();
+    tables.trained = step.trained_embedding() / layout.table_shards() / layout.size(Dim::kDp);
+  }
+  if (!layout.has_head(stage_rank)) return tables;
+  tables.held += as_double(step.model.hidden_size);
+  tables.trained += as_double(step.model.hidden_size);
+  return tables;
+}
+
 }  // namespace
 
 double gathered_keys_bytes(const StepOnRanks& layout) {
@@ -192,22 +229,23 @@ Memory memory_of(const StepOnRanks& layout, std::int64_t stage_rank, double devi
   const double shards = layout.shards(), replicas = layout.size(Dim::kDp);
   const double expert_shards = layout.expert_shards(), table_shards = layout.table_shards();
   Memory memory;
+  const Tables tables = tables_of_policy(layout, held),
+               critic_tables = tables_of_critic(layout, stage_rank);
   const double of_experts = held.experts / expert_shards,
-               loaded =
-                   step.element * (held.dense / shards + of_experts + held.tables / table_shards);
+               loaded_blocks = step.element * (held.dense / shards + of_experts);
   // The scale of each expert is not counted.
-  const double in_eight_bits =
-      layout.mesh.world_size() == 1 ? loaded - (step.element - 1) * of_experts : loaded;
-  const double frozen = layout.has_eight_bit_experts() ? in_eight_bits : loaded;
-  double between = frozen;
-  if (step.is_lora) between += step.element * held.adapters / shards;
+  const double by_eight_bits = layout.mesh.world_size() == 1 ? (step.element - 1) * of_experts : 0;
+  const double of_adapters =
+      step.element * (held.adapters / shards + held.expert_adapters / expert_shards);
+  double blocks = loaded_blocks + of_adapters;
   const double owned_dense = held.trained_dense / shards / replicas;
-  const double owned_tables = held.trained_tables / table_shards / replicas;
   const double owned_experts = held.trained_experts / expert_shards / layout.size(Dim::kEdp);
   // Values that stay whole have their owned rows besides.
-  if (shards == 1 && replicas > 1) between += step.element * owned_dense;
-  if (table_shards == 1 && replicas > 1) between += step.element * owned_tables;
-  const double owned = owned_dense + owned_experts + owned_tables;
+  if (shards == 1 && replicas > 1) blocks += step.element * owned_dense;
+  if (expert_shards == 1 && layout.size(Dim::kEdp) > 1) blocks += step.element * owned_experts;
+  const double between =
+      blocks + tables.bytes(layout) - (layout.has_eight_bit_experts() ? by_eight_bits : 0);
+  const double owned = owned_dense + owned_experts + tables.trained;
   // The block that runs and the next one, or the table before or after it.
   const double block_gathered = held.largest_dense_block * (1 - 1 / shards);
   const double table_gathered = held.largest_table * (1 - 1 / table_shards);
@@ -232,14 +270,20 @@ Memory memory_of(const StepOnRanks& layout, std::int64_t stage_rank, double devi
       resident + std::max(memory.activations + before + memory.working, memory.gradients + block);
   if (step.generation) {
     const Owned parts = {.weights = between,
-                         .critic = step.has_eight_bit_critic ? in_eight_bits : loaded,
-                         .reference = loaded,
-                         .trained = owned};
+                         .adapters = of_adapters,
+                         .critic = blocks + critic_tables.bytes(layout) -
+                                   (step.has_eight_bit_critic ? by_eight_bits : 0),
+                         .reference = loaded_blocks + step.element * tables.held,
+                         .trained = owned,
+                         .trained_critic = owned_dense + owned_experts + critic_tables.trained};
     add_generation(layout, stage_rank, parts, device, memory);
   }
   // Experts come as they are stored, and all of a model are there before the first is converted;
   // a critic's come after the policy's.
-  memory.peak = std::max(memory.peak, step.has_critic ? between + loaded : loaded);
+  memory.peak = std::max(memory.peak, loaded_blocks + step.element * tables.held);
+  if (step.has_critic)
+    memory.peak =
+        std::max(memory.peak, between + loaded_blocks + step.element * critic_tables.held);
   return memory;
 }
 

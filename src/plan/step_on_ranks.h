@@ -34,6 +34,10 @@ struct StepOnRanks {
   double expert_ranks() const;
   /// And embedding and head.
   double table_shards() const { return size(comm::Dim::kTp) * shards(); }
+  /// Of adapters, on the ranks that train.
+  double pinned_sets() const {
+    return step->generation && step->generation->is_here ? step->generation->pinned_sets : 0;
+  }
   bool has_eight_bit_experts() const {
     return step->has_eight_bit_experts && mesh.world_size() == 1;
   }
@@ -46,8 +50,10 @@ struct StepOnRanks {
 /// Elements of the parameters of one rank of a pipeline, after tp and ep, before sharding.
 struct Held {
   double dense = 0, experts = 0, tables = 0;  ///< tables: embedding and head.
-  double adapters = 0, trained_dense = 0, trained_experts = 0, trained_tables = 0;
-  double largest_dense_block = 0, largest_expert_block = 0, largest_table = 0;
+  double adapters = 0, expert_adapters = 0;   ///< Divided as dense parameters, and as experts.
+  double trained_dense = 0, trained_experts = 0, trained_tables = 0;
+  double largest_dense_block = 0, largest_expert_block = 0;  ///< With their sets of adapters.
+  double largest_table = 0;
   double merged = 0;           ///< Sums of matrices with their adapters (rollout.merge_adapter).
   double gathered_tables = 0;  ///< Bytes of a micro-batch: a tied table on one rank twice.
 
@@ -78,6 +84,7 @@ struct Memory {
   double others = 0;       ///< Critic and reference of reinforcement learning.
   double caches = 0;       ///< Generation's on the same ranks, as far as there is memory.
   double merged = 0;       ///< Copies of matrices with their adapters in them, on the same ranks.
+  double pinned = 0;       ///< Sets of adapters that sequences began with, on the same ranks.
   double generating = 0;   ///< While they generate: weights, caches, what stays of the trainer's.
   double peak = 0;  ///< At the worst moment of a step; not all of the above are there at once.
 };

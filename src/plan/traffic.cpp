@@ -23,7 +23,7 @@ class Counter {
       const Held held = held_by(layout_, rank);
       if (held.all() > largest.all()) largest = held;
     }
-    sharded({Dim::kCp, Dim::kFsdp}, Dim::kDp, layout_.shards(), largest.dense,
+    sharded({Dim::kCp, Dim::kFsdp}, Dim::kDp, layout_.shards(), largest.dense + largest.adapters,
             largest.trained_dense);
     tables(largest);
     if (largest.experts > 0) experts(largest);
@@ -165,7 +165,8 @@ class Counter {
   }
 
   void experts(const Held& held) {
-    sharded({Dim::kEfsdp}, Dim::kEdp, layout_.expert_shards(), held.experts, held.trained_experts);
+    sharded({Dim::kEfsdp}, Dim::kEdp, layout_.expert_shards(), held.experts + held.expert_adapters,
+            held.trained_experts);
     const double passes = reruns_mlp() ? 6 : 4;
     const double moved =
         passes * sparse_layers() * hidden_ / layout_.size(Dim::kTp) * layout_.expert_ranks();

@@ -9,6 +9,7 @@
 #include "assembly/frozen_experts.h"
 #include "ckpt/hf_adapter.h"
 #include "config/objective.h"
+#include "config/policy_versions.h"
 #include "models/model.h"
 #include "ops/linear/linear.h"
 #include "ops/optimizer_step/eight_bit.h"
@@ -18,6 +19,7 @@
 namespace heddle::plan {
 namespace {
 
+using comm::Dim;
 using models::Config;
 using models::Cut;
 using models::LayerShape;
@@ -97,64 +99,56 @@ LayerWork layer_work(const LayerShape& layer) {
   return work;
 }
 
-namespace {
+namespace {}  // namespace
 
-/// From the parameters of the model itself.
-void count_parameters(Step& step, double lora_rank) {
-  models::ModelOptions options;
-  options.kernel_policy.allow_fallback = true;
-  models::Model model(step.model, "model.", runtime::Context(), options);
-  for (const models::Unit& unit : model.units()) {
-    if (unit.layer == nullptr) continue;
-    ParameterCount count;
-    for (const nn::Parameter* parameter : unit.parameters) {
-      const double numel = as_double(parameter->numel());
-      const auto& placement = parameter->placement();
-      const auto names = [&](comm::Dim dim) {
-        return std::any_of(placement.begin(), placement.end(),
-                           [&](const nn::Shard& s) { return s.mesh_dim == dim; });
-      };
-      (parameter->is_expert()  ? count.experts
-       : names(comm::Dim::kTp) ? count.divided
-                               : count.replicated) += numel;
-      const auto& shape = parameter->global_shape();
-      if (shape.size() == 2) count.adapters += lora_rank * as_double(shape[0] + shape[1]);
-    }
-    step.parameters.push_back(count);
-  }
-  step.embedding = step.vocabulary_elements();
-  step.head = step.model.tie_word_embeddings ? 0 : step.embedding;
+void ParameterCount::add(const nn::Parameter& parameter) {
+  const bool is_divided = std::ranges::any_of(
+      parameter.placement(), [](const nn::Shard& shard) { return shard.mesh_dim == Dim::kTp; });
+  (parameter.is_expert() ? experts
+   : is_divided          ? divided
+                         : replicated) += as_double(parameter.numel());
 }
 
-double elements_of(const nn::Parameter& parameter) { return as_double(parameter.numel()); }
+namespace {
 
-/// The matrices that adapters are put on, from the objects that a start makes. Throws ConfigError
-/// as that.
-void count_adapted(Step& step, const config::RunConfig& config) {
-  models::ModelOptions options;
-  options.kernel_policy.allow_fallback = true;
-  const runtime::Context shapes = assembly::context_of_shapes(config);
-  models::Model model(step.model, "model.", shapes, options);
+bool is_policy(const config::RunConfig& config) {
+  return config::objective_of(config) == config::Objective::kPolicy;
+}
+
+/// Of LoRA, from the objects that a start puts on the model.
+void count_adapters(Step& step, const config::RunConfig& config, models::Model& model,
+                    const runtime::Context& shapes) {
   assembly::NewAdapters adapters = assembly::adapters_of(config.adapter);
   adapters.options.excluded = step.model.weights.not_adapted;
   const adapters::LoraSet set(ckpt::adaptable(model), adapters.targets, adapters.target_parameters,
                               adapters.options, shapes);
-  std::size_t layer = 0;
-  for (const models::Unit& unit : model.units()) {
-    if (unit.layer == nullptr) continue;
-    ParameterCount& count = step.parameters.at(layer++);
-    unit.layer->visit_linears([&](nn::Linear& linear) {
-      if (set.of(linear) == nullptr) return;
-      const auto& placement = linear.weight().placement();
-      const bool is_divided = std::ranges::any_of(
-          placement, [](const nn::Shard& shard) { return shard.mesh_dim == comm::Dim::kTp; });
-      (is_divided ? count.adapted_divided : count.adapted_replicated) +=
-          elements_of(linear.weight());
-    });
-    unit.layer->visit_expert_weights([&](nn::ExpertWeights& weights) {
-      if (set.of(weights) != nullptr) count.adapted_experts += elements_of(weights.weight());
-    });
+  const bool merges = is_policy(config) && config.rollout.merge_adapter;
+  for (std::size_t i = 0; i < model.layers().size(); ++i) {
+    const auto count = [&](auto& product) {
+      set.visit_factors(product, [&](nn::Parameter& factor) { step.adapters[i].add(factor); });
+      if (merges && set.of(product) != nullptr) step.adapted[i].add(product.weight());
+    };
+    model.layers()[i]->visit_linears(count);
+    model.layers()[i]->visit_expert_weights(count);
   }
+  if (merges) step.merged = assembly::merged_parameters(model, set);
+}
+
+/// From the parameters of the model itself.
+void count_parameters(Step& step, const config::RunConfig& config) {
+  models::ModelOptions options;
+  options.kernel_policy.allow_fallback = true;
+  const runtime::Context shapes = assembly::context_of_shapes(config);
+  models::Model model(step.model, "model.", shapes, options);
+  for (const auto& layer : model.layers()) {
+    ParameterCount& count = step.parameters.emplace_back();
+    layer->visit_parameters([&](nn::Parameter& parameter) { count.add(parameter); });
+  }
+  step.adapters.resize(step.parameters.size());
+  step.adapted.resize(step.parameters.size());
+  if (step.is_lora) count_adapters(step, config, model, shapes);
+  step.embedding = step.vocabulary_elements();
+  step.head = step.model.tie_word_embeddings ? 0 : step.embedding;
 }
 
 double state_bytes(config::StateDtype dtype, const Step& step) {
@@ -171,8 +165,7 @@ double state_bytes(config::StateDtype dtype, const Step& step) {
 
 /// A trainer and its rollouts are several ranks of one job.
 bool has_rollouts_in_its_job(const config::RunConfig& config) {
-  return config::objective_of(config) == config::Objective::kPolicy &&
-         config.rl.rollout_ranks > 0 && !config.rl.has_two_jobs();
+  return is_policy(config) && config.rl.rollout_ranks > 0 && !config.rl.has_two_jobs();
 }
 
 c10::ScalarType dtype_of(const config::RunConfig& config) {
@@ -250,7 +243,8 @@ void add_policy(Step& step, const config::RunConfig& config, const Config& model
       .memory_fraction = asked > 0 ? asked : usual,
       .tp = as_double(rollout.tp),
       // Another job's number of ranks is not known.
-      .replicas = std::max(1.0, as_double(rl.rollout_ranks / rollout.tp))};
+      .replicas = std::max(1.0, as_double(rl.rollout_ranks / rollout.tp)),
+      .pinned_sets = as_double(config::pinned_sets_of(config))};
 }
 
 }  // namespace
@@ -263,12 +257,23 @@ void require_frozen_experts(const config::RunConfig& config, const Config& model
                                    world > 1 || has_rollouts_in_its_job(config));
 }
 
+void require_merged_adapter(const config::RunConfig& config, const Step& step,
+                            const comm::Mesh& training) {
+  if (step.merged.empty() || !config.rl.is_disaggregated())
+    return assembly::require_whole(step.merged, training);
+  const config::ParallelSection layout = assembly::rollout_layout(config).parallel;
+  // Another job's number of ranks is not known.
+  const std::int64_t ranks = std::max(config.rl.rollout_ranks, layout.tp);
+  assembly::require_whole(step.merged,
+                          comm::Mesh(assembly::mesh_sizes(layout, ranks), 0, ranks, layout.ep));
+}
+
 Step describe_step(const config::RunConfig& config, const Config& model) {
   Step step;
   step.model = model;
   for (const LayerShape& layer : model.layers) step.layers.push_back(layer_work(layer));
   step.is_lora = config.train.method == config::Method::kLora;
-  count_parameters(step, step.is_lora ? as_double(config.adapter.rank) : 0);
+  count_parameters(step, config);
   step.length = as_double(config.data.max_length);
   step.rows = as_double(train::rows_of_step(config).global_batch_size);
   step.micro_batch_tokens =
@@ -282,9 +287,7 @@ Step describe_step(const config::RunConfig& config, const Config& model) {
   step.offloads_inputs = config.train.offload_activations;
   step.first_eight_bit_block = first_eight_bit_block(config);
   step.has_eight_bit_experts = keeps_experts_in_eight_bits(config, model);
-  const bool is_policy = config::objective_of(config) == config::Objective::kPolicy;
-  if (is_policy && step.is_lora && config.rollout.merge_adapter) count_adapted(step, config);
-  if (is_policy) add_policy(step, config, model);
+  if (is_policy(config)) add_policy(step, config, model);
   return step;
 }
 

@@ -4,8 +4,10 @@
 #include <optional>
 #include <vector>
 
+#include "assembly/merged_adapter.h"
 #include "config/run_config.h"
 #include "models/config.h"
+#include "nn/parameter.h"
 
 namespace heddle::plan {
 
@@ -30,20 +32,16 @@ struct LayerWork {
 };
 LayerWork layer_work(const models::LayerShape& layer);
 
-/// Parameters of one layer, or around the layers.
+/// Elements of parameters of one layer.
 struct ParameterCount {
   double divided = 0;     ///< Along tp.
   double replicated = 0;  ///< Along tp.
   double experts = 0;     ///< Along ep.
-  double adapters = 0;    ///< Cost of LoRA.
-  /// Of the matrices with adapters, which rollout.merge_adapter has twice; 0 without it.
-  double adapted_divided = 0, adapted_replicated = 0, adapted_experts = 0;
 
+  void add(const nn::Parameter& parameter);
   /// On one rank of the others' degrees 1.
   double dense(double tp) const { return divided / tp + replicated; }
-  double adapted(double tp, double ep) const {
-    return adapted_divided / tp + adapted_replicated + adapted_experts / ep;
-  }
+  double on_rank(double tp, double ep) const { return dense(tp) + experts / ep; }
 };
 
 /// Memory that reinforcement learning takes besides a step's.
@@ -57,6 +55,7 @@ struct Generation {
   double state_element = 4;       ///< Bytes of a recurrent state's element.
   double memory_fraction = 0;     ///< Share of the free memory at most.
   double tp = 1, replicas = 1;    ///< Ranks that only generate.
+  double pinned_sets = 0;         ///< Of adapters besides the model's own (rl.update_mode pin).
 };
 
 /// One optimizer step of a run, whatever the layout.
@@ -64,8 +63,12 @@ struct Step {
   models::Config model;
   std::vector<LayerWork> layers;
   std::vector<ParameterCount> parameters;  ///< [layer]
-  double embedding = 0, head = 0;          ///< Elements; a tied head is 0.
-  double length = 0, rows = 0;             ///< Length of the sequences, and how many in a step.
+  std::vector<ParameterCount> adapters;    ///< [layer]; zeros where there are none.
+  /// [layer] Matrices with adapters, which rollout.merge_adapter has twice; zeros without it.
+  std::vector<ParameterCount> adapted;
+  std::vector<assembly::MergedParameter> merged;  ///< Empty without it.
+  double embedding = 0, head = 0;                 ///< Elements; a tied head is 0.
+  double length = 0, rows = 0;  ///< Length of the sequences, and how many in a step.
   double micro_batch_tokens = 0;
   bool is_lora = false;
   double element = 2, wide = 4, gradient = 4;            ///< Bytes.
@@ -92,11 +95,17 @@ struct Step {
 void require_frozen_experts(const config::RunConfig& config, const models::Config& model,
                             std::int64_t world);
 
+/// Throws ConfigError where rollout.merge_adapter does not do on the ranks that generate: those of
+/// `training`, or of rl.rollout_ranks, in the words of a run.
+void require_merged_adapter(const config::RunConfig& config, const Step& step,
+                            const comm::Mesh& training);
+
 /// Whether a run on one rank, with a GPU that has the kernels, keeps frozen experts in 8-bit
 /// floats. A form that is named and does not do counts as if it did.
 bool keeps_experts_in_eight_bits(const config::RunConfig& config, const models::Config& model);
 
-/// For steps of full rows (data.max_length tokens).
+/// For steps of full rows (data.max_length tokens). Throws ConfigError for targets of adapters that
+/// a start refuses.
 Step describe_step(const config::RunConfig& config, const models::Config& model);
 
 }  // namespace heddle::plan

@@ -7,6 +7,7 @@
 
 #include "base/errors.h"
 #include "base/log.h"
+#include "config/policy_versions.h"
 #include "rl/published.h"
 #include "rl/timed.h"
 #include "rl/turns.h"
@@ -15,15 +16,9 @@
 namespace heddle::rl {
 namespace {
 
-/// Versions that a token may be old; a run of so many steps has no older ones.
-std::int64_t staleness_of(const config::RunConfig& config) {
-  const std::int64_t staleness = config.rl.staleness(), steps = config.train.max_steps;
-  return steps > 0 ? std::min(staleness, steps) : staleness;
-}
-
 AdmissionOptions admission_options(const config::RunConfig& config) {
   const config::RlSection& rl = config.rl;
-  return {.max_staleness = staleness_of(config),
+  return {.max_staleness = config::staleness_of(config),
           .groups_per_batch = rl.groups_per_batch(),
           .max_inflight = rl.mode == config::RlMode::kAsync ? rl.max_inflight_groups : 0,
           .policy = rl.stale_policy,
@@ -35,9 +30,6 @@ AdmissionOptions admission_options(const config::RunConfig& config) {
 constexpr std::int64_t kPassesPerLook = 8;
 /// So many prompts in a row without a reward, or a batch of them, end the run.
 constexpr std::int64_t kMostFailures = 8;
-/// Versions of a pinned adapter in memory at most: an update waits for the end of the oldest one's
-/// completions where more would be needed.
-constexpr std::int64_t kMostSets = 16;
 
 /// Epochs have an end, a number of steps takes what it needs.
 std::int64_t end_of(const config::RunConfig& config, const Prompts& prompts) {
@@ -74,9 +66,8 @@ rollout::Engine& Generation::engine() {
     engine_ = std::make_unique<rollout::Engine>(model_, tokenizer_, options);
     engine_->weights_changed(version());
     if (pins()) {
-      // Sequences may have each of the versions that the bound admits, and one more is written.
-      const std::int64_t sets = std::min(staleness_of(config_), kMostSets - 2) + 2;
-      slots_ = std::make_unique<rollout::AdapterSlots>(model_, *model_.adapters, "policy", sets);
+      slots_ = std::make_unique<rollout::AdapterSlots>(model_, *model_.adapters, "policy",
+                                                       config::pinned_sets_of(config_));
       publish_adapters();
     }
   }

@@ -5,6 +5,7 @@
 
 #include <utility>
 
+#include "assembly/merged_adapter.h"
 #include "base/errors.h"
 #include "ckpt/hf_adapter.h"
 #include "nn/low_rank.h"
@@ -20,20 +21,12 @@ void write_sum(const at::Tensor& sum, const at::Tensor& weight, const at::Tensor
   sum.copy_(at::addmm(weight.to(wide), b.to(wide), a.to(wide), 1, scaling));
 }
 
-void require_memory(const nn::Parameter& parameter) {
-  if (parameter.has_memory()) return;
-  throw_error<ConfigError>(
-      "merge_adapter: this rank does not hold {} whole between passes; expected parallel.fsdp 1 "
-      "or, in rl, ranks that only generate (rl.rollout_ranks); for adapters on experts these in "
-      "their own dtype and parallel.ep as large as tp",
-      parameter.name());
-}
-
 }  // namespace
 
 MergedAdapter::MergedAdapter(assembly::ModelOnRanks& placed) {
   if (placed.adapters == nullptr) throw ConfigError("merge_adapter: the model has no adapter");
   const adapters::LoraSet& set = *placed.adapters;
+  assembly::require_whole(assembly::merged_parameters(*placed.model, set), placed.context.mesh);
   const adapters::Adaptable parts = ckpt::adaptable(*placed.model);
   parts.visit_linears([&](nn::Linear& layer) {
     nn::LowRank* const change = set.of(layer);
@@ -53,9 +46,6 @@ MergedAdapter::MergedAdapter(assembly::ModelOnRanks& placed) {
     nn::LowRankExperts* const change = set.of(experts);
     if (change == nullptr) return;
     nn::Parameter& weight = experts.weight();
-    // Factors that experts share are divided as dense weights are.
-    if (weight.is_held())
-      for (const nn::Parameter* factor : {&change->a(), &change->b()}) require_memory(*factor);
     add(weight, [change, &weight](const at::Tensor& sum) {
       const at::Tensor w = weight.data();
       // One after the other, so that a wide copy of one matrix is all that stands beside the sums.
@@ -68,7 +58,6 @@ MergedAdapter::MergedAdapter(assembly::ModelOnRanks& placed) {
 
 void MergedAdapter::add(nn::Parameter& weight, std::function<void(const at::Tensor& sum)> add) {
   if (!weight.is_held()) return;
-  require_memory(weight);
   matrices_.push_back({&weight, std::move(add), at::empty_like(weight.data())});
 }
 

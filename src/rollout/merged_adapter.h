@@ -15,7 +15,7 @@ namespace heddle::rollout {
 class MergedAdapter {
  public:
   /// `placed` outlives it. Throws ConfigError if the model has no adapters, and for matrices whose
-  /// values are not whole on this rank between passes (parallel.fsdp, experts in 8 bits).
+  /// values are not whole on this rank between passes (assembly/merged_adapter.h).
   explicit MergedAdapter(assembly::ModelOnRanks& placed);
   ~MergedAdapter() { take_out(); }
   MergedAdapter(const MergedAdapter&) = delete;

@@ -314,6 +314,19 @@ TEST_F(LayoutPlanTest, RefusesAFormOfExpertsInOneLine) {
   }
 }
 
+TEST_F(LayoutPlanTest, RefusesAMergedAdapterInOneLine) {
+  for (const std::vector<std::string>& more : std::vector<std::vector<std::string>>{
+           {}, {"--dry-run"}, {"--hardware", "h200", "--propose", "1"}}) {
+    std::vector<std::string> words = {"rl.reward.verifiers.exact=1", "train.method=lora",
+                                      "rollout.merge_adapter=true", "parallel.fsdp=2"};
+    words.insert(words.end(), more.begin(), more.end());
+    const Outcome outcome = plan(words);
+    EXPECT_EQ(outcome.status, 2);
+    EXPECT_THAT(outcome.err, HasSubstr("merge_adapter: this rank does not hold model.layers.0."));
+    EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
+  }
+}
+
 TEST_F(LayoutPlanTest, RefusesWhatARunWouldRefuse) {
   const Outcome layout = plan({"parallel.tp=3"});
   EXPECT_EQ(layout.status, 2);
