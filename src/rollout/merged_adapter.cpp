@@ -58,6 +58,9 @@ MergedAdapter::MergedAdapter(assembly::ModelOnRanks& placed) {
 
 void MergedAdapter::add(nn::Parameter& weight, std::function<void(const at::Tensor& sum)> add) {
   if (!weight.is_held()) return;
+  // The rule on the mesh is to have refused it.
+  if (!weight.has_memory())
+    throw_error<InternalError>("merge_adapter: {} is not whole on this rank", weight.name());
   matrices_.push_back({&weight, std::move(add), at::empty_like(weight.data())});
 }
 
