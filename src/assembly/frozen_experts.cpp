@@ -36,7 +36,7 @@ bool trains_experts(const ModelRecipe& recipe) {
   return false;
 }
 
-/// Of the kernels of this build: another build's are not known here.
+/// Kernels of other builds are not known here.
 bool multiplies_no_eight_bits(const std::string& kernel) {
   return std::ranges::any_of(
       ops::builtin_registry().entries(), [&](const ops::Registry::Entry& entry) {
@@ -46,7 +46,7 @@ bool multiplies_no_eight_bits(const std::string& kernel) {
       });
 }
 
-/// Which experts no form but as_loaded keeps; empty: those of the recipe may be kept.
+/// Names the experts that no form but as_loaded keeps; empty: those of the recipe may be kept.
 std::string why_as_loaded(const ModelRecipe& recipe, c10::ScalarType dtype,
                           bool is_job_of_several_ranks) {
   // Training writes a model or a change of its experts from their weights.

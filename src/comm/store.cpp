@@ -28,7 +28,8 @@ std::chrono::milliseconds milliseconds(Seconds time) {
                   std::chrono::duration_cast<std::chrono::milliseconds>(time));
 }
 
-/// What one answer may take, a greeting too: a shorter time would end it at once on a busy host.
+/// Time that one answer may take, a greeting too: a shorter one would end it at once on a busy
+/// host.
 std::chrono::milliseconds answer_time(Seconds timeout) {
   return std::max(milliseconds(timeout), kShortestTimeout);
 }

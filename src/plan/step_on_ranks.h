@@ -34,7 +34,7 @@ struct StepOnRanks {
   double expert_ranks() const;
   /// And embedding and head.
   double table_shards() const { return size(comm::Dim::kTp) * shards(); }
-  /// Of adapters, on the ranks that train.
+  /// Sets of adapters that the ranks which train keep besides their own.
   double pinned_sets() const {
     return step->generation && step->generation->is_here ? step->generation->pinned_sets : 0;
   }

@@ -134,8 +134,8 @@ class Timer {
     return layout_.tokens / tp_ * per_token * step_.element / memory_rate_;
   }
 
-  /// Of FLOPs of linear layers: outputs, and input gradients. Gradients of weights and the head are
-  /// products of 16 bits in any case.
+  /// Rates of products of linear layers: of outputs, and of input gradients. Gradients of weights
+  /// and the head are products of 16 bits in any case.
   double output_rate(std::int64_t layer) const {
     const auto& first = step_.first_eight_bit_block;
     return product_rate_ * (first && layer >= *first ? hardware_.eight_bit_products : 1);
@@ -144,7 +144,7 @@ class Timer {
     return product_rate_ * (step_.first_eight_bit_block ? hardware_.eight_bit_products : 1);
   }
 
-  /// Of one kind, with all weights of a layer.
+  /// Seconds of the products of one kind with all weights of a layer.
   double products(std::int64_t layer, double rate) const {
     const LayerWork& work = step_.layers[layer];
     return layout_.tokens / tp_ * 2 * (work.products / rate + work.experts / expert_rate_);

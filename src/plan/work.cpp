@@ -115,7 +115,7 @@ bool is_policy(const config::RunConfig& config) {
   return config::objective_of(config) == config::Objective::kPolicy;
 }
 
-/// Of LoRA, from the objects that a start puts on the model.
+/// Counts the objects of LoRA that a start puts on the model.
 void count_adapters(Step& step, const config::RunConfig& config, models::Model& model,
                     const runtime::Context& shapes) {
   assembly::NewAdapters adapters = assembly::adapters_of(config.adapter);
@@ -193,7 +193,7 @@ bool critic_keeps_experts_in_eight_bits(config::RunConfig config, const Config& 
   return keeps_experts_in_eight_bits(config, model);
 }
 
-/// By the name of the kernel of linear layers that the configuration asks for.
+/// Follows from the name of the kernel of linear layers that the configuration asks for.
 std::optional<std::int64_t> first_eight_bit_block(const config::RunConfig& config) {
   const ops::KernelPolicy policy = assembly::kernel_policy(config);
   std::string kernel;

@@ -27,7 +27,7 @@ void Reference::place_frozen(const config::RunConfig& config) {
   recipe.purpose = assembly::Purpose::kScore;
   recipe.generates = false;
   recipe.adapters = {};
-  // A form of experts beside adapters (assembly/frozen_experts.h).
+  // Forms of experts are for a model with adapters (assembly/frozen_experts.h).
   recipe.kernels.named.erase("frozen_experts");
   recipe.freeze.clear();
   recipe.saved_whole.clear();
