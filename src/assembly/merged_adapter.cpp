@@ -26,7 +26,7 @@ std::vector<MergedParameter> merged_parameters(Model& model, const adapters::Lor
 void require_whole(const std::vector<MergedParameter>& merged, const comm::Mesh& mesh) {
   using comm::Dim;
   for (const MergedParameter& parameter : merged) {
-    // As parallel::Sharding gathers them.
+    // parallel::Sharding gathers them over these ranks.
     const std::int64_t shards =
         parameter.is_expert ? mesh.size(Dim::kEfsdp) : mesh.size(Dim::kCp) * mesh.size(Dim::kFsdp);
     if (shards == 1) continue;

@@ -28,7 +28,7 @@ struct DryRunReport {
   double elements = 0;          ///< Elements of the parameters, each owned by exactly one rank.
   std::int64_t boxes = 0;       ///< Slices that the ranks would read.
   std::vector<DryRank> stages;  ///< By rank of the pipeline.
-  bool has_eight_bit_experts = false;  ///< As the run would keep them after loading.
+  bool has_eight_bit_experts = false;  ///< The run would keep them so after loading.
 };
 
 /// Builds the model objects of every rank without storage, as a start of the run would, and checks

@@ -8,11 +8,11 @@
 
 namespace heddle::plan {
 
-/// A rank's between steps.
+/// Memory of a rank between steps.
 struct Owned {
   double weights = 0;    ///< Bytes of its share of the policy, as they are kept,
   double adapters = 0;   ///< and of a set of adapters of it.
-  double critic = 0;     ///< The same of a critic,
+  double critic = 0;     ///< Bytes of a critic,
   double reference = 0;  ///< and of a frozen model that nothing is trained on: as loaded.
   double trained = 0, trained_critic = 0;  ///< Elements that it updates.
 };

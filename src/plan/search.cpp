@@ -89,7 +89,7 @@ class Searcher {
       try {
         consider(StepOnRanks(step_, config, world_), config);
       } catch (const ConfigError& error) {
-        // What a run refuses is no layout.
+        // A layout that a run refuses is none.
         if (search_.refusal.empty()) search_.refusal = error.what();
         return;
       }

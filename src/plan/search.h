@@ -25,7 +25,7 @@ struct Search {
   /// If none fits: the fastest that fits with further settings (optim.offload, LoRA, ...), one for
   /// each set of them that is enough.
   std::vector<Proposal> otherwise;
-  std::string refusal;  ///< What a run says to the first layout that it would not accept.
+  std::string refusal;  ///< A run's words to the first layout that it would not accept.
 };
 
 /// Tries the divisions of `world` ranks over tp (inside a host), cp, fsdp, dp, pp and ep with each

@@ -181,7 +181,7 @@ double activation_bytes(const StepOnRanks& layout, std::int64_t stage_rank) {
 /// A rank's share of embedding and head, elements.
 struct Tables {
   double held = 0;
-  double trained = 0;  ///< Those that it updates.
+  double trained = 0;  ///< Elements that it updates.
 
   /// Bytes; values that stay whole have their owned rows besides.
   double bytes(const StepOnRanks& layout) const {

@@ -55,7 +55,7 @@ struct Generation {
   double state_element = 4;       ///< Bytes of a recurrent state's element.
   double memory_fraction = 0;     ///< Share of the free memory at most.
   double tp = 1, replicas = 1;    ///< Ranks that only generate.
-  double pinned_sets = 0;         ///< Of adapters besides the model's own (rl.update_mode pin).
+  double pinned_sets = 0;         ///< Adapters besides the model's own (rl.update_mode pin).
 };
 
 /// One optimizer step of a run, whatever the layout.

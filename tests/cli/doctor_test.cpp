@@ -287,7 +287,7 @@ TEST_F(LayoutPlanTest, SaysWhereItCountsExpertsInEightBits) {
   };
   EXPECT_EQ(json({})["eight_bit_experts"], false);
   EXPECT_EQ(json({"kernels.fp8=true"})["eight_bit_experts"], true);
-  // What a dry run's objects hold after loading: a byte of each element, and a scale of each
+  // A dry run's objects hold after loading a byte of each element, and a scale of each
   // expert.
   const auto weights = [&](const char* fp8) {
     return json({"--dry-run", fp8})["stages"][0]["weight_bytes"].get<double>();

@@ -26,7 +26,7 @@ assembly::ModelRecipe recipe_naming(const std::string& form, bool moe = true) {
   return recipe;
 }
 
-/// Of an 8-bit form, in bf16 on one rank where nothing else is said.
+/// The refusal of an 8-bit form, in bf16 on one rank where nothing else is said.
 std::string refusal(const assembly::ModelRecipe& recipe,
                     c10::ScalarType dtype = c10::ScalarType::BFloat16,
                     bool is_job_of_several_ranks = false) {

@@ -1,4 +1,4 @@
-// What a critic takes, of which its model differs from the policy's by the head (rl/critic.h).
+// Memory of a critic, whose model differs from the policy's by the head (rl/critic.h).
 #include <gtest/gtest.h>
 
 #include "assembly/from_config.h"
@@ -6,24 +6,21 @@
 #include "config/config.h"
 #include "models/registry.h"
 #include "plan/layout_report.h"
+#include "plan/policy_config.h"
 
 namespace heddle::plan {
 namespace {
 
 config::RunConfig critic_config(std::vector<std::string> settings) {
-  settings.insert(settings.begin(),
-                  {"model.dtype=bfloat16", "data.max_length=4096", "train.micro_batch_tokens=4096",
-                   "train.objective=policy", "rl.reward.verifiers.exact=1", "rl.groups_per_step=16",
-                   "rl.samples_per_group=8", "train.recompute=full", "rollout.max_sequences=64",
-                   "rl.algorithm.advantage=gae"});
-  return config::parse("", "test", settings, config::Completeness::kPartial);
+  settings.insert(settings.begin(), "rl.algorithm.advantage=gae");
+  return policy_config(std::move(settings));
 }
 
 struct Elements {
   double all = 0, trained = 0;
 };
 
-/// Of the model of a critic of one rank.
+/// Counts the model of a critic of one rank.
 Elements elements_of_critic(config::RunConfig config, models::Config model) {
   config.model.head = models::Head::kClassify;
   config.model.num_labels = 1;

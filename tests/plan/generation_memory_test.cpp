@@ -1,4 +1,4 @@
-// What ranks that train a policy hold while they generate.
+// Memory of ranks that train a policy, while they generate.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,19 +9,12 @@
 #include "models/registry.h"
 #include "plan/dry_run.h"
 #include "plan/layout_report.h"
+#include "plan/policy_config.h"
 #include "plan/search.h"
 #include "testing/message_of.h"
 
 namespace heddle::plan {
 namespace {
-
-config::RunConfig policy_config(std::vector<std::string> settings) {
-  settings.insert(settings.begin(),
-                  {"model.dtype=bfloat16", "data.max_length=4096", "train.micro_batch_tokens=4096",
-                   "train.objective=policy", "rl.reward.verifiers.exact=1", "rl.groups_per_step=16",
-                   "rl.samples_per_group=8", "train.recompute=full", "rollout.max_sequences=64"});
-  return config::parse("", "test", settings, config::Completeness::kPartial);
-}
 
 Memory memory_of_run(const char* preset, std::vector<std::string> settings, std::int64_t ranks = 1,
                      const std::optional<Hardware>& hardware = {}) {
