@@ -99,8 +99,6 @@ LayerWork layer_work(const LayerShape& layer) {
   return work;
 }
 
-namespace {}  // namespace
-
 void ParameterCount::add(const nn::Parameter& parameter) {
   const bool is_divided = std::ranges::any_of(
       parameter.placement(), [](const nn::Shard& shard) { return shard.mesh_dim == Dim::kTp; });
