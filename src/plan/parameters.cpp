@@ -34,9 +34,9 @@ assembly::ModelOnRanks model_of_shapes(const config::RunConfig& config,
   if (const auto* wanted = std::get_if<assembly::NewAdapters>(&recipe.adapters)) {
     adapters::LoraOptions of_adapters = wanted->options;
     of_adapters.excluded = model.weights.not_adapted;
-    placed.adapters = std::make_unique<adapters::LoraSet>(
-        ckpt::adaptable(*placed.model), wanted->targets, wanted->target_parameters, of_adapters,
-        shapes);
+    placed.adapters =
+        std::make_unique<adapters::LoraSet>(ckpt::adaptable(*placed.model), wanted->targets,
+                                            wanted->target_parameters, of_adapters, shapes);
   }
   assembly::choose_trainable(recipe, placed);
   return placed;
@@ -126,9 +126,7 @@ void count_ends(Step& step, models::Model& model) {
 void ParameterCount::add(const nn::Parameter& parameter) {
   const bool is_divided = std::ranges::any_of(
       parameter.placement(), [](const nn::Shard& shard) { return shard.mesh_dim == Dim::kTp; });
-  (parameter.is_expert() ? experts
-   : is_divided          ? divided
-                         : replicated) += elements_of(parameter);
+  (parameter.is_expert() ? experts : is_divided ? divided : replicated) += elements_of(parameter);
 }
 
 assembly::ModelRecipe recipe_of_plan(config::RunConfig config, const models::Config& model) {
@@ -149,8 +147,8 @@ assembly::ModelRecipe recipe_of_plan(config::RunConfig config, const models::Con
 
 void count_parameters(Step& step, const config::RunConfig& config) {
   const assembly::ModelOnRanks placed = model_of_shapes(config, step.model);
-  const bool merges = config::objective_of(config) == config::Objective::kPolicy &&
-                      config.rollout.merge_adapter;
+  const bool merges =
+      config::objective_of(config) == config::Objective::kPolicy && config.rollout.merge_adapter;
   auto& layers = placed.model->layers();
   for (auto* counts : {&step.parameters, &step.adapters, &step.trained, &step.adapted})
     counts->resize(layers.size());

@@ -55,6 +55,7 @@ Held held_by(const StepOnRanks& layout, std::int64_t stage_rank) {
     const ParameterCount &count = step.parameters[i], &adapters = step.adapters[i];
     held.trained_dense += step.trained[i].dense(tp);
     held.trained_experts += step.trained[i].experts / ep;
+    if (step.trained[i].all() > 0) ++held.trained_blocks;
     const double dense = count.dense(tp), experts = count.experts / ep;
     const double beside = adapters.dense(tp), beside_experts = adapters.experts / ep;
     held.dense += dense;
@@ -138,16 +139,15 @@ bool is_accumulated(const StepOnRanks& layout) {
 }
 
 /// Of all that is trained; `owned` elements are the rank's own.
-double gradient_bytes(const StepOnRanks& layout, const Held& held, std::int64_t stage_rank,
-                      double owned) {
+double gradient_bytes(const StepOnRanks& layout, const Held& held, double owned) {
   const double whole =
       held.trained_dense + held.trained_experts + held.trained_tables + held.trained_classifier;
   double elements = whole;
   if (!is_accumulated(layout) || layout.sums_every_micro_batch) {
     // Whole until their sum is there.
     const double units = static_cast<double>(parallel::Sharding::kUnitsUnderWay) + 1;
-    const double block = (held.trained_dense + held.trained_experts) /
-                         as_double(std::ssize(layout.stages.layers_of(stage_rank)));
+    const double blocks = as_double(std::max<std::int64_t>(1, held.trained_blocks));
+    const double block = (held.trained_dense + held.trained_experts) / blocks;
     const double table = held.trained_tables > 0 ? held.largest_table : 0;
     elements = std::min(whole, owned + units * block + table);
   }
@@ -287,7 +287,7 @@ Memory memory_of(const StepOnRanks& layout, std::int64_t stage_rank, double devi
       between + step.element * (block_gathered + std::max(block_gathered, table_gathered));
   if (expert_shards > 1)
     memory.weights += step.element * 2 * held.largest_expert_block * (1 - 1 / expert_shards);
-  memory.gradients = gradient_bytes(layout, held, stage_rank, owned);
+  memory.gradients = gradient_bytes(layout, held, owned);
   memory.optimizer = step.state * (step.offloads_state ? std::min(owned, kStateOnDevice) : owned);
   memory.activations = activation_bytes(layout, stage_rank);
   const double resident = memory.weights + memory.optimizer;

@@ -127,13 +127,27 @@ TEST(TrainedParameters, LayersBelowTheFirstTrainedOneKeepNothing) {
   EXPECT_DOUBLE_EQ(activations({"train.freeze=[" + first + "]"}), all);
   EXPECT_DOUBLE_EQ(activations({kLora, "adapter.targets=['*.layers.3.self_attn.*']"}),
                    all * 21 / 24);
-  EXPECT_DOUBLE_EQ(
-      activations({kLora, "adapter.targets=['*.layers.3.self_attn.*']",
-                   "adapter.modules_to_save=[embed_tokens]"}),
-      all);
+  EXPECT_DOUBLE_EQ(activations({kLora, "adapter.targets=['*.layers.3.self_attn.*']",
+                                "adapter.modules_to_save=[embed_tokens]"}),
+                   all);
   const double whole = time_of_run(model, {"train.freeze=[" + tables + "]"}).products,
-               upper = time_of_run(model, {"train.freeze=[" + tables + ", '*.layers.?.*']"}).products;
+               upper =
+                   time_of_run(model, {"train.freeze=[" + tables + ", '*.layers.?.*']"}).products;
   EXPECT_LT(upper, 0.8 * whole);
+}
+
+// Gradients of few blocks come together and are whole until they are summed.
+TEST(TrainedParameters, OneTrainedLayerHasItsWholeGradient) {
+  const auto model = models::preset("qwen3.5-4b");
+  const auto gradients = [&](const char* summing) {
+    const Settings settings = {"parallel.fsdp=2", summing,
+                               "train.freeze=['*embed_tokens*', '*.layers.?.*', '*.layers.1?.*', "
+                               "'*.layers.2?.*', '*.layers.30.*']"};
+    return plan_of(model, settings, 2).stages.at(0).memory.gradients;
+  };
+  EXPECT_GT(gradients("parallel.sum_gradients=step"), 4 * 50e6);
+  EXPECT_DOUBLE_EQ(gradients("parallel.sum_gradients=micro_batch"),
+                   gradients("parallel.sum_gradients=step"));
 }
 
 /// Seconds of products of `flops` on one H200.
@@ -185,8 +199,8 @@ TEST(TrainedParameters, AHeadThatIsTrainedBesideAdaptersHasItsGradientAtThePeak)
 TEST(TrainedParameters, ModelsWithOtherHeadsMakeNoLogits) {
   const auto model = models::preset("qwen3.5-0.8b");
   const double tokens = 8 * 4096, table = as_double(model.vocab_size * model.hidden_size);
-  for (const Settings& head : std::vector<Settings>{
-           {"model.head=classify", "model.num_labels=2"}, {"model.head=embed"}}) {
+  for (const Settings& head :
+       std::vector<Settings>{{"model.head=classify", "model.num_labels=2"}, {"model.head=embed"}}) {
     // What a tied table takes stays as an embedding.
     const Memory with_logits = memory_of_run(model, {}), without = memory_of_run(model, head);
     EXPECT_NEAR(without.gradients, with_logits.gradients, 4 * 2 * 1024);
