@@ -134,7 +134,7 @@ assembly::ModelRecipe recipe_of_plan(config::RunConfig config, const models::Con
   config.kernels.fallback = config::Fallback::kAllow;
   assembly::ModelRecipe recipe = assembly::recipe_of_run(config, model);
   if (recipe.num_labels == 0) recipe.num_labels = kUnknownLabels;
-  // What names the text model are files of the checkpoint, and train.freeze goes by them.
+  // Files of the checkpoint name the text model, and train.freeze goes by them.
   for (const std::string& prefix : model.weights.prefixes) {
     const bool is_named = std::ranges::any_of(
         recipe.freeze, [&](const std::string& pattern) { return pattern.starts_with(prefix); });

@@ -30,7 +30,7 @@ struct LayerWork {
   double again = 0;           ///< Elements that `recompute: elementwise` makes a second time.
   double adapters = 0;        ///< Elements that LoRA reads besides,
   double adapters_whole = 0;  ///< and of it the gathered rows, which tp does not divide.
-  /// Of products and of the experts' cost, the weights that have gradients in a run.
+  /// Weights of products, and of the experts' cost, that have gradients in a run.
   double trained_products = 0, trained_experts = 0;
 };
 /// Without what a run trains.

@@ -1,4 +1,4 @@
-// What a run trains, and the head that its model has: as a start makes them.
+// Trained parameters and the head of a model: those of a start.
 #include <gtest/gtest.h>
 
 #include "config/config.h"
@@ -52,7 +52,7 @@ StepTime time_of_run(const models::Config& model, const Settings& settings) {
   return *plan_of(model, settings).time;
 }
 
-/// What the objects of a start hold and what is planned, of ranks that gather nothing.
+/// Compares what the objects of a start hold with the plan, of ranks that gather nothing.
 void expect_agreement(const models::Config& model, const Settings& settings, std::int64_t ranks) {
   const config::RunConfig config = run_config(settings);
   const DryRunReport dry = dry_run(config, model, ranks);
@@ -167,7 +167,6 @@ TEST(TrainedParameters, HaveProductsForTheirGradients) {
               1e-9);
   EXPECT_NEAR(products({}) - products({"train.freeze=['*embed_tokens*']"}),
               seconds_of(2 * tokens * head), 1e-9);
-  const std::string targets = "adapter.targets=[o_proj, out_proj]";
   const double adapters = products({kLora, "adapter.targets=['*.layers.0.linear_attn.out_proj']"});
   EXPECT_NEAR(products({kLora, "adapter.targets=['*.layers.0.linear_attn.out_proj']",
                         "adapter.modules_to_save=[mlp, embed_tokens]"}) -
@@ -201,7 +200,7 @@ TEST(TrainedParameters, ModelsWithOtherHeadsMakeNoLogits) {
   const double tokens = 8 * 4096, table = as_double(model.vocab_size * model.hidden_size);
   for (const Settings& head :
        std::vector<Settings>{{"model.head=classify", "model.num_labels=2"}, {"model.head=embed"}}) {
-    // What a tied table takes stays as an embedding.
+    // A tied table stays as an embedding.
     const Memory with_logits = memory_of_run(model, {}), without = memory_of_run(model, head);
     EXPECT_NEAR(without.gradients, with_logits.gradients, 4 * 2 * 1024);
     EXPECT_LT(without.working, 0.5 * with_logits.working) << head[0];
