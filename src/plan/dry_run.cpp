@@ -38,10 +38,6 @@ class DryRun {
   DryRun(const config::RunConfig& config, const models::Config& model, std::int64_t world)
       : config_(config), model_(model), world_(world) {
     report_.has_eight_bit_experts = world == 1 && keeps_experts_in_eight_bits(config, model);
-    // Only the reference kernels run on shapes; which ones a device takes is its start's to
-    // say.
-    config_.kernels = {};
-    config_.kernels.fallback = config::Fallback::kAllow;
   }
 
   DryRunReport run() {
@@ -61,7 +57,7 @@ class DryRun {
  private:
   void visit(std::int64_t rank) {
     assembly::ModelOnRanks placed =
-        assembly::place(assembly::recipe_of_run(config_, model_),
+        assembly::place(recipe_of_plan(config_, model_),
                         assembly::context_of_shapes(config_, mesh_of(config_, world_, rank)));
     cover(placed);
     const std::int64_t stage = placed.context.mesh.coordinate(Dim::kPp);
@@ -73,10 +69,12 @@ class DryRun {
       shapes_.emplace(parameter.name(), parameter.global_shape());
       Coverage& coverage = coverages_[parameter.name()];
       if (!parameter.is_held() || parameter.is_copy()) return;
-      // Replicas have frozen values that nothing else divides whole, each of them.
+      // Replicas have frozen values that nothing else divides whole, each of them, but for those
+      // that share a buffer with trained ones.
       const Dim replicas = parameter.is_expert() ? Dim::kEdp : Dim::kDp;
-      if (!parameter.trainable() && parameter.has_memory() &&
-          placed.context.mesh.coordinate(replicas) > 0)
+      const bool is_whole =
+          parameter.has_memory() && parameter.owned().numel() == parameter.value().numel();
+      if (!parameter.trainable() && is_whole && placed.context.mesh.coordinate(replicas) > 0)
         return;
       for (const Layout::Part& part : parameter.layout().parts) {
         coverage.add(part.global);

@@ -38,6 +38,11 @@ at::Tensor same(const at::Tensor& x) { return at::empty_like(x); }
 
 at::Tensor flip(const at::Tensor& x, at::IntArrayRef) { return at::empty_like(x); }
 
+at::Tensor mse_loss_backward(const at::Tensor&, const at::Tensor& x, const at::Tensor&,
+                             std::int64_t) {
+  return at::empty_like(x);
+}
+
 at::Tensor solve_triangular(const at::Tensor&, const at::Tensor& b, bool, bool, bool) {
   return at::empty_like(b);
 }
@@ -55,6 +60,7 @@ ShapeKernels::ShapeKernels()
   library_->impl("logical_not", truth);
   library_->impl("abs", same);
   library_->impl("flip", flip);
+  library_->impl("mse_loss_backward", mse_loss_backward);
   library_->impl("linalg_solve_triangular", solve_triangular);
 }
 

@@ -53,6 +53,9 @@ Held held_by(const StepOnRanks& layout, std::int64_t stage_rank) {
   Held held;
   for (const std::int64_t i : layout.stages.layers_of(stage_rank)) {
     const ParameterCount &count = step.parameters[i], &adapters = step.adapters[i];
+    held.trained_dense += step.trained[i].dense(tp);
+    held.trained_experts += step.trained[i].experts / ep;
+    if (step.trained[i].all() > 0) ++held.trained_blocks;
     const double dense = count.dense(tp), experts = count.experts / ep;
     const double beside = adapters.dense(tp), beside_experts = adapters.experts / ep;
     held.dense += dense;
@@ -64,19 +67,18 @@ Held held_by(const StepOnRanks& layout, std::int64_t stage_rank) {
     held.largest_expert_block =
         std::max(held.largest_expert_block, experts + sets * beside_experts);
   }
-  held.trained_dense = step.is_lora ? held.adapters : held.dense;
-  held.trained_experts = step.is_lora ? held.expert_adapters : held.experts;
   if (layout.has_embedding(stage_rank)) {
     held.tables += step.embedding;
-    held.trained_tables += step.trained_embedding();
+    held.trained_tables += step.trained_embedding;
   }
   if (layout.has_head(stage_rank)) {
     held.tables += step.head;
-    held.trained_tables += step.trained_head();
+    held.trained_tables += step.trained_head;
+    held.trained_classifier = step.trained_classifier;
   }
   held.largest_table = held.tables > 0 ? step.vocabulary_elements() : 0;
-  held.gathered_tables =
-      ((stage_rank == 0 ? 1 : 0) + (layout.has_head(stage_rank) ? 1 : 0)) * held.largest_table;
+  const bool makes_logits = step.has_logits && layout.has_head(stage_rank);
+  held.gathered_tables = ((stage_rank == 0 ? 1 : 0) + (makes_logits ? 1 : 0)) * held.largest_table;
   return held;
 }
 
@@ -86,12 +88,13 @@ namespace {
 constexpr double kStateOnDevice = 4 * (1 << 23);
 
 /// Bytes of the head: logits, the gradient of its weight in fp32 where chunks add to it, and its
-/// rows with their gradients.
+/// rows with their gradients. Other heads read the last tokens of texts, which are not counted.
 double head_bytes(const StepOnRanks& layout) {
   const Step& step = *layout.step;
+  if (!step.has_logits) return 0;
   const double rows = layout.tokens / layout.size(Dim::kTp);
   const double logits = rows * as_double(step.model.vocab_size) * step.element;
-  const bool is_trained = !step.is_lora;
+  const bool is_trained = step.trains_logits();
   double bytes = std::min(logits, logits_bytes(is_trained));
   bytes += 3 * rows * as_double(step.model.hidden_size) * step.element;
   if (is_trained && step.gradient < 4 && logits > logits_bytes(is_trained))
@@ -136,15 +139,15 @@ bool is_accumulated(const StepOnRanks& layout) {
 }
 
 /// Of all that is trained; `owned` elements are the rank's own.
-double gradient_bytes(const StepOnRanks& layout, const Held& held, std::int64_t stage_rank,
-                      double owned) {
-  const double whole = held.trained_dense + held.trained_experts + held.trained_tables;
+double gradient_bytes(const StepOnRanks& layout, const Held& held, double owned) {
+  const double whole =
+      held.trained_dense + held.trained_experts + held.trained_tables + held.trained_classifier;
   double elements = whole;
   if (!is_accumulated(layout) || layout.sums_every_micro_batch) {
     // Whole until their sum is there.
     const double units = static_cast<double>(parallel::Sharding::kUnitsUnderWay) + 1;
-    const double block = (held.trained_dense + held.trained_experts) /
-                         as_double(std::ssize(layout.stages.layers_of(stage_rank)));
+    const double blocks = as_double(std::max<std::int64_t>(1, held.trained_blocks));
+    const double block = (held.trained_dense + held.trained_experts) / blocks;
     const double table = held.trained_tables > 0 ? held.largest_table : 0;
     elements = std::min(whole, owned + units * block + table);
   }
@@ -157,6 +160,7 @@ double activation_bytes(const StepOnRanks& layout, std::int64_t stage_rank) {
                          layout.recompute == parallel::Recompute::kElementwise;
   double elements = 0;
   for (const std::int64_t i : layout.stages.layers_of(stage_rank)) {
+    if (i < step.first_trained) continue;
     elements += train::kept_elements(step.model.layers[i], layout.recompute, step.offloads_inputs,
                                      layout.mesh.size(Dim::kTp));
     // The rows that experts received.
@@ -190,9 +194,21 @@ struct Tables {
   }
 };
 
-Tables tables_of_policy(const StepOnRanks& layout, const Held& held) {
+/// Adds the head of a classifier, whose rows are divided as dense parameters but not along tp.
+void add_classifier(Tables& tables, const StepOnRanks& layout, double elements, double trained) {
+  const double width = as_double(layout.step->model.hidden_size);
+  const double shards = layout.shards(), replicas = layout.size(Dim::kDp);
+  const double owned = width * std::ceil(elements / width / shards / replicas);
+  tables.held += shards > 1 ? replicas * owned : elements;
+  tables.trained += trained > 0 ? owned : 0;
+}
+
+Tables tables_of_step(const StepOnRanks& layout, const Held& held, std::int64_t stage_rank) {
   const double shards = layout.table_shards();
-  return {held.tables / shards, held.trained_tables / shards / layout.size(Dim::kDp)};
+  Tables tables = {held.tables / shards, held.trained_tables / shards / layout.size(Dim::kDp)};
+  if (layout.has_head(stage_rank))
+    add_classifier(tables, layout, layout.step->classifier, layout.step->trained_classifier);
+  return tables;
 }
 
 /// A critic's head makes one number of a hidden state, is one row, and is trained beside adapters
@@ -202,12 +218,33 @@ Tables tables_of_critic(const StepOnRanks& layout, std::int64_t stage_rank) {
   Tables tables;
   if (stage_rank == 0) {
     tables.held = step.embedding / layout.table_shards();
-    tables.trained = step.trained_embedding() / layout.table_shards() / layout.size(Dim::kDp);
+    if (!step.is_lora) tables.trained = tables.held / layout.size(Dim::kDp);
   }
-  if (!layout.has_head(stage_rank)) return tables;
-  tables.held += as_double(step.model.hidden_size);
-  tables.trained += as_double(step.model.hidden_size);
+  const double head = as_double(step.model.hidden_size);
+  if (layout.has_head(stage_rank)) add_classifier(tables, layout, head, head);
   return tables;
+}
+
+/// A rank's share of the blocks with their adapters.
+struct Blocks {
+  double bytes = 0;  ///< Values that stay whole have their owned rows besides.
+  double owned = 0;  ///< Elements that it updates.
+};
+
+/// `bytes`: of the values; `dense`, `experts`: elements that are trained, after tp and ep.
+Blocks blocks_of(const StepOnRanks& layout, double bytes, double dense, double experts) {
+  const double element = layout.step->element;
+  const double owned_dense = dense / layout.shards() / layout.size(Dim::kDp),
+               owned_experts = experts / layout.expert_shards() / layout.size(Dim::kEdp);
+  if (layout.shards() == 1 && layout.size(Dim::kDp) > 1) bytes += element * owned_dense;
+  if (layout.expert_shards() == 1 && layout.size(Dim::kEdp) > 1) bytes += element * owned_experts;
+  return {bytes, owned_dense + owned_experts};
+}
+
+/// A critic's, which trains all that train.method lets it.
+Blocks blocks_of_critic(const StepOnRanks& layout, double bytes, const Held& held) {
+  return layout.step->is_lora ? blocks_of(layout, bytes, held.adapters, held.expert_adapters)
+                              : blocks_of(layout, bytes, held.dense, held.experts);
 }
 
 }  // namespace
@@ -226,10 +263,10 @@ double gathered_keys_bytes(const StepOnRanks& layout) {
 Memory memory_of(const StepOnRanks& layout, std::int64_t stage_rank, double device) {
   const Step& step = *layout.step;
   const Held held = held_by(layout, stage_rank);
-  const double shards = layout.shards(), replicas = layout.size(Dim::kDp);
-  const double expert_shards = layout.expert_shards(), table_shards = layout.table_shards();
+  const double shards = layout.shards(), expert_shards = layout.expert_shards(),
+               table_shards = layout.table_shards();
   Memory memory;
-  const Tables tables = tables_of_policy(layout, held),
+  const Tables tables = tables_of_step(layout, held, stage_rank),
                critic_tables = tables_of_critic(layout, stage_rank);
   const double of_experts = held.experts / expert_shards,
                loaded_blocks = step.element * (held.dense / shards + of_experts);
@@ -237,15 +274,12 @@ Memory memory_of(const StepOnRanks& layout, std::int64_t stage_rank, double devi
   const double by_eight_bits = layout.mesh.world_size() == 1 ? (step.element - 1) * of_experts : 0;
   const double of_adapters =
       step.element * (held.adapters / shards + held.expert_adapters / expert_shards);
-  double blocks = loaded_blocks + of_adapters;
-  const double owned_dense = held.trained_dense / shards / replicas;
-  const double owned_experts = held.trained_experts / expert_shards / layout.size(Dim::kEdp);
-  // Values that stay whole have their owned rows besides.
-  if (shards == 1 && replicas > 1) blocks += step.element * owned_dense;
-  if (expert_shards == 1 && layout.size(Dim::kEdp) > 1) blocks += step.element * owned_experts;
+  const Blocks blocks = blocks_of(layout, loaded_blocks + of_adapters, held.trained_dense,
+                                  held.trained_experts),
+               critic_blocks = blocks_of_critic(layout, loaded_blocks + of_adapters, held);
   const double between =
-      blocks + tables.bytes(layout) - (layout.has_eight_bit_experts() ? by_eight_bits : 0);
-  const double owned = owned_dense + owned_experts + tables.trained;
+      blocks.bytes + tables.bytes(layout) - (layout.has_eight_bit_experts() ? by_eight_bits : 0);
+  const double owned = blocks.owned + tables.trained;
   // The block that runs and the next one, or the table before or after it.
   const double block_gathered = held.largest_dense_block * (1 - 1 / shards);
   const double table_gathered = held.largest_table * (1 - 1 / table_shards);
@@ -253,7 +287,7 @@ Memory memory_of(const StepOnRanks& layout, std::int64_t stage_rank, double devi
       between + step.element * (block_gathered + std::max(block_gathered, table_gathered));
   if (expert_shards > 1)
     memory.weights += step.element * 2 * held.largest_expert_block * (1 - 1 / expert_shards);
-  memory.gradients = gradient_bytes(layout, held, stage_rank, owned);
+  memory.gradients = gradient_bytes(layout, held, owned);
   memory.optimizer = step.state * (step.offloads_state ? std::min(owned, kStateOnDevice) : owned);
   memory.activations = activation_bytes(layout, stage_rank);
   const double resident = memory.weights + memory.optimizer;
@@ -261,8 +295,8 @@ Memory memory_of(const StepOnRanks& layout, std::int64_t stage_rank, double devi
   const double head = layout.has_head(stage_rank) ? head_bytes(layout) : 0;
   memory.working = std::max(block, head);
   // The gradients of the first micro-batch come as its activations go.
-  const double head_gradient = step.gradient * (step.is_lora ? 0 : step.vocabulary_elements());
-  const double of_head = head > 0 ? head_gradient : 0;
+  const double of_head =
+      head > 0 && step.trains_logits() ? step.gradient * step.vocabulary_elements() : 0;
   const double before = !is_accumulated(layout)         ? of_head
                         : layout.sums_every_micro_batch ? step.gradient * owned + of_head
                                                         : memory.gradients;
@@ -271,11 +305,11 @@ Memory memory_of(const StepOnRanks& layout, std::int64_t stage_rank, double devi
   if (step.generation) {
     const Owned parts = {.weights = between,
                          .adapters = of_adapters,
-                         .critic = blocks + critic_tables.bytes(layout) -
+                         .critic = critic_blocks.bytes + critic_tables.bytes(layout) -
                                    (step.has_eight_bit_critic ? by_eight_bits : 0),
                          .reference = loaded_blocks + step.element * tables.held,
                          .trained = owned,
-                         .trained_critic = owned_dense + owned_experts + critic_tables.trained};
+                         .trained_critic = critic_blocks.owned + critic_tables.trained};
     add_generation(layout, stage_rank, parts, device, memory);
   }
   // Experts come as they are stored, and all of a model are there before the first is converted;

@@ -42,16 +42,17 @@ struct StepOnRanks {
     return step->has_eight_bit_experts && mesh.world_size() == 1;
   }
   bool has_embedding(std::int64_t stage_rank) const {
-    return stage_rank == 0 || (step->head == 0 && has_head(stage_rank));
+    return stage_rank == 0 || (step->has_tied_head() && has_head(stage_rank));
   }
   bool has_head(std::int64_t stage_rank) const { return stage_rank + 1 == stages.ranks; }
 };
 
 /// Elements of the parameters of one rank of a pipeline, after tp and ep, before sharding.
 struct Held {
-  double dense = 0, experts = 0, tables = 0;  ///< tables: embedding and head.
+  double dense = 0, experts = 0, tables = 0;  ///< tables: embedding and head of logits.
   double adapters = 0, expert_adapters = 0;   ///< Divided as dense parameters, and as experts.
-  double trained_dense = 0, trained_experts = 0, trained_tables = 0;
+  double trained_dense = 0, trained_experts = 0, trained_tables = 0, trained_classifier = 0;
+  std::int64_t trained_blocks = 0;  ///< How many have something that is trained.
   double largest_dense_block = 0, largest_expert_block = 0;  ///< With their sets of adapters.
   double largest_table = 0;
   double merged = 0;           ///< Sums of matrices with their adapters (rollout.merge_adapter).

@@ -63,10 +63,11 @@ class Timer {
   Compute backward(std::int64_t stage_rank) const {
     Compute sum;
     for (const std::int64_t i : layout_.stages.layers_of(stage_rank)) {
+      if (i < step_.first_trained) continue;
       const LayerWork& work = step_.layers[i];
       Compute c = compute(i, 2.0 / 3, work.backward + exchanged(i));
-      c.products = products(i, input_gradient_rate());
-      if (!step_.is_lora) c.products += products(i, product_rate_);  // gradients of weights
+      c.products = products(i, input_gradient_rate()) +
+                   products(work.trained_products, work.trained_experts, product_rate_);
       if (layout_.size(Dim::kCp) > 1 && layout_.method == ops::ContextMethod::kState)
         c.delta_rule *= 1 + crossing();
       if (step_.is_lora) c.elementwise += elements(work.adapters + tp_ * work.adapters_whole);
@@ -82,11 +83,12 @@ class Timer {
     const double H = as_double(step_.model.hidden_size), V = as_double(step_.model.vocab_size);
     const double rows = layout_.tokens / tp_;
     if (stage_rank == 0) c.elementwise += 5 * H * rows * step_.element / memory_rate_;
-    if (!layout_.has_head(stage_rank)) return c;
-    c.products = rows * V * H * (step_.is_lora ? 4 : 6) / product_rate_;
+    if (!layout_.has_head(stage_rank) || !step_.has_logits) return c;
+    const bool is_trained = step_.trains_logits();
+    c.products = rows * V * H * (is_trained ? 6 : 4) / product_rate_;
     // Softmax: logits read twice, their gradient written once.
     double bytes = 3 * rows * V * step_.element;
-    if (!step_.is_lora) bytes += head_gradient_bytes(rows);
+    if (is_trained) bytes += head_gradient_bytes(rows);
     c.elementwise += bytes / memory_rate_;
     return c;
   }
@@ -146,8 +148,10 @@ class Timer {
 
   /// Seconds of the products of one kind with all weights of a layer.
   double products(std::int64_t layer, double rate) const {
-    const LayerWork& work = step_.layers[layer];
-    return layout_.tokens / tp_ * 2 * (work.products / rate + work.experts / expert_rate_);
+    return products(step_.layers[layer].products, step_.layers[layer].experts, rate);
+  }
+  double products(double linears, double experts, double rate) const {
+    return layout_.tokens / tp_ * 2 * (linears / rate + experts / expert_rate_);
   }
 
   /// All but products; of attention and delta rule a share of the FLOPs.

@@ -154,7 +154,7 @@ class Counter {
         Hiding::kForward);
     add(inner, "embedding of the first micro-batch", others * one * step_.element, 1);
     // A head of its own has its gradient before the blocks have theirs.
-    const double last = std::min(one, held.trained_tables);
+    const double last = std::min(step_.trained_embedding, held.trained_tables);
     add(inner, "gradient of the head", others * (held.trained_tables - last) * step_.gradient, 1,
         Hiding::kLastBackward);
     add(inner, "gradient of the embedding", others * last * step_.gradient, 1);

@@ -4,22 +4,19 @@
 #include <charconv>
 #include <string_view>
 
-#include "adapters/lora.h"
 #include "assembly/from_config.h"
 #include "assembly/frozen_experts.h"
-#include "ckpt/hf_adapter.h"
 #include "config/objective.h"
 #include "config/policy_versions.h"
-#include "models/model.h"
 #include "ops/linear/linear.h"
 #include "ops/optimizer_step/eight_bit.h"
+#include "plan/parameters.h"
 #include "runtime/context.h"
 #include "train/idle_ranks.h"
 
 namespace heddle::plan {
 namespace {
 
-using comm::Dim;
 using models::Config;
 using models::Cut;
 using models::LayerShape;
@@ -99,54 +96,10 @@ LayerWork layer_work(const LayerShape& layer) {
   return work;
 }
 
-void ParameterCount::add(const nn::Parameter& parameter) {
-  const bool is_divided = std::ranges::any_of(
-      parameter.placement(), [](const nn::Shard& shard) { return shard.mesh_dim == Dim::kTp; });
-  (parameter.is_expert() ? experts
-   : is_divided          ? divided
-                         : replicated) += as_double(parameter.numel());
-}
-
 namespace {
 
 bool is_policy(const config::RunConfig& config) {
   return config::objective_of(config) == config::Objective::kPolicy;
-}
-
-/// Counts the objects of LoRA that a start puts on the model.
-void count_adapters(Step& step, const config::RunConfig& config, models::Model& model,
-                    const runtime::Context& shapes) {
-  assembly::NewAdapters adapters = assembly::adapters_of(config.adapter);
-  adapters.options.excluded = step.model.weights.not_adapted;
-  const adapters::LoraSet set(ckpt::adaptable(model), adapters.targets, adapters.target_parameters,
-                              adapters.options, shapes);
-  const bool merges = is_policy(config) && config.rollout.merge_adapter;
-  for (std::size_t i = 0; i < model.layers().size(); ++i) {
-    const auto count = [&](auto& product) {
-      set.visit_factors(product, [&](nn::Parameter& factor) { step.adapters[i].add(factor); });
-      if (merges && set.of(product) != nullptr) step.adapted[i].add(product.weight());
-    };
-    model.layers()[i]->visit_linears(count);
-    model.layers()[i]->visit_expert_weights(count);
-  }
-  if (merges) step.merged = assembly::merged_parameters(model, set);
-}
-
-/// From the parameters of the model itself.
-void count_parameters(Step& step, const config::RunConfig& config) {
-  models::ModelOptions options;
-  options.kernel_policy.allow_fallback = true;
-  const runtime::Context shapes = assembly::context_of_shapes(config);
-  models::Model model(step.model, "model.", shapes, options);
-  for (const auto& layer : model.layers()) {
-    ParameterCount& count = step.parameters.emplace_back();
-    layer->visit_parameters([&](nn::Parameter& parameter) { count.add(parameter); });
-  }
-  step.adapters.resize(step.parameters.size());
-  step.adapted.resize(step.parameters.size());
-  if (step.is_lora) count_adapters(step, config, model, shapes);
-  step.embedding = step.vocabulary_elements();
-  step.head = step.model.tie_word_embeddings ? 0 : step.embedding;
 }
 
 double state_bytes(config::StateDtype dtype, const Step& step) {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "assembly/merged_adapter.h"
+#include "assembly/recipe.h"
 #include "config/run_config.h"
 #include "models/config.h"
 #include "nn/parameter.h"
@@ -29,7 +30,10 @@ struct LayerWork {
   double again = 0;           ///< Elements that `recompute: elementwise` makes a second time.
   double adapters = 0;        ///< Elements that LoRA reads besides,
   double adapters_whole = 0;  ///< and of it the gathered rows, which tp does not divide.
+  /// Weights of products, and of the experts' cost, that have gradients in a run.
+  double trained_products = 0, trained_experts = 0;
 };
+/// Without what a run trains.
 LayerWork layer_work(const models::LayerShape& layer);
 
 /// Elements of parameters of one layer.
@@ -39,6 +43,7 @@ struct ParameterCount {
   double experts = 0;     ///< Along ep.
 
   void add(const nn::Parameter& parameter);
+  double all() const { return divided + replicated + experts; }
   /// On one rank of the others' degrees 1.
   double dense(double tp) const { return divided / tp + replicated; }
   double on_rank(double tp, double ep) const { return dense(tp) + experts / ep; }
@@ -64,10 +69,15 @@ struct Step {
   std::vector<LayerWork> layers;
   std::vector<ParameterCount> parameters;  ///< [layer]
   std::vector<ParameterCount> adapters;    ///< [layer]; zeros where there are none.
+  std::vector<ParameterCount> trained;     ///< [layer] What is trained of both.
   /// [layer] Matrices with adapters, which rollout.merge_adapter has twice; zeros without it.
   std::vector<ParameterCount> adapted;
   std::vector<assembly::MergedParameter> merged;  ///< Empty without it.
-  double embedding = 0, head = 0;                 ///< Elements; a tied head is 0.
+  std::int64_t first_trained = 0;  ///< Layers below it have no backward, nor the embedding.
+  bool has_logits = true;          ///< The head is a language model's.
+  /// Elements; the head is 0 where it is tied or there are no logits.
+  double embedding = 0, head = 0, trained_embedding = 0, trained_head = 0;
+  double classifier = 0, trained_classifier = 0;  ///< Elements of the head of a classifier.
   double length = 0, rows = 0;  ///< Length of the sequences, and how many in a step.
   double micro_batch_tokens = 0;
   bool is_lora = false;
@@ -87,9 +97,15 @@ struct Step {
   double vocabulary_elements() const {
     return static_cast<double>(model.vocab_size * model.hidden_size);
   }
-  double trained_embedding() const { return is_lora ? 0 : embedding; }
-  double trained_head() const { return is_lora ? 0 : head; }
+  bool has_tied_head() const { return has_logits && head == 0; }
+  /// The weight that logits are made with has a gradient.
+  bool trains_logits() const {
+    return has_logits && (has_tied_head() ? trained_embedding : trained_head) > 0;
+  }
 };
+/// The model of a run without files and in the reference kernels, which alone run on shapes.
+assembly::ModelRecipe recipe_of_plan(config::RunConfig config, const models::Config& model);
+
 /// Throws ConfigError where kernels.frozen_experts names a form that a run of so many training
 /// ranks refuses (assembly/frozen_experts.h), in the same words.
 void require_frozen_experts(const config::RunConfig& config, const models::Config& model,
@@ -104,8 +120,8 @@ void require_merged_adapter(const config::RunConfig& config, const Step& step,
 /// floats. A form that is named and does not do counts as if it did.
 bool keeps_experts_in_eight_bits(const config::RunConfig& config, const models::Config& model);
 
-/// For steps of full rows (data.max_length tokens). Throws ConfigError for targets of adapters that
-/// a start refuses.
+/// For steps of full rows (data.max_length tokens). Throws ConfigError for targets of adapters, and
+/// names of what is trained or is not, that a start refuses.
 Step describe_step(const config::RunConfig& config, const models::Config& model);
 
 }  // namespace heddle::plan
