@@ -19,8 +19,8 @@
 #include "objective/language_model.h"
 #include "ops/autograd.h"
 #include "ops/context_parallel/context_parallel.h"
+#include "plan/parameters.h"
 #include "plan/shape_kernels.h"
-#include "plan/work.h"
 #include "train/micro_batch.h"
 #include "train/optimizer.h"
 

@@ -1,16 +1,10 @@
 #include "plan/parameters.h"
 
 #include <algorithm>
-#include <memory>
-#include <variant>
 
-#include "adapters/lora.h"
 #include "assembly/from_config.h"
 #include "assembly/model_on_ranks.h"
-#include "assembly/trainable.h"
-#include "ckpt/hf_adapter.h"
 #include "config/objective.h"
-#include "models/model.h"
 
 namespace heddle::plan {
 namespace {
@@ -20,31 +14,25 @@ using comm::Dim;
 /// Labels of a classifier whose data are counted at its start: as few as there may be.
 constexpr std::int64_t kUnknownLabels = 2;
 
-/// The whole model with its adapters, without storage and with marks on what is trained.
+/// Places the whole model with its adapters, without storage and with marks on what is trained.
 assembly::ModelOnRanks model_of_shapes(const config::RunConfig& config,
                                        const models::Config& model) {
-  const assembly::ModelRecipe recipe = recipe_of_plan(config, model);
-  const runtime::Context shapes = assembly::context_of_shapes(config);
-  models::ModelOptions options;
-  options.head = recipe.head;
-  options.num_labels = recipe.num_labels;
-  options.kernel_policy = recipe.kernels;
-  assembly::ModelOnRanks placed;
-  placed.model = std::make_unique<models::Model>(recipe.config, recipe.prefix, shapes, options);
-  if (const auto* wanted = std::get_if<assembly::NewAdapters>(&recipe.adapters)) {
-    adapters::LoraOptions of_adapters = wanted->options;
-    of_adapters.excluded = model.weights.not_adapted;
-    placed.adapters =
-        std::make_unique<adapters::LoraSet>(ckpt::adaptable(*placed.model), wanted->targets,
-                                            wanted->target_parameters, of_adapters, shapes);
-  }
-  assembly::choose_trainable(recipe, placed);
-  return placed;
+  assembly::ModelRecipe recipe = recipe_of_plan(config, model);
+  recipe.pipeline_chunks = 1;  // one rank has all layers
+  return assembly::place(recipe, assembly::context_of_shapes(config));
 }
 
 double elements_of(const nn::Parameter& parameter) { return as_double(parameter.numel()); }
 double trained_of(const nn::Parameter& parameter) {
   return parameter.trainable() ? elements_of(parameter) : 0;
+}
+
+void add(ParameterCount& count, const nn::Parameter& parameter) {
+  const bool is_divided = std::ranges::any_of(
+      parameter.placement(), [](const nn::Shard& shard) { return shard.mesh_dim == Dim::kTp; });
+  (parameter.is_expert() ? count.experts
+   : is_divided          ? count.divided
+                         : count.replicated) += elements_of(parameter);
 }
 
 /// Adds what the low-rank change of one matrix of routed experts reads and writes besides
@@ -74,35 +62,35 @@ void add_expert_adapter(LayerWork& work, nn::ExpertWeights& weights,
   }
 }
 
-void count_adapters(Step& step, std::size_t layer, models::DecoderLayer& of,
+void count_adapters(Step& step, std::size_t i, models::DecoderLayer& layer,
                     const adapters::LoraSet& set, bool merges) {
   const auto count = [&](auto& product) {
     set.visit_factors(product, [&](nn::Parameter& factor) {
-      step.adapters[layer].add(factor);
-      step.trained[layer].add(factor);
+      add(step.adapters[i], factor);
+      add(step.trained[i], factor);
     });
-    if (merges && set.of(product) != nullptr) step.adapted[layer].add(product.weight());
+    if (merges && set.of(product) != nullptr) add(step.adapted[i], product.weight());
   };
-  of.visit_linears(count);
-  of.visit_expert_weights([&](nn::ExpertWeights& weights) {
+  layer.visit_linears(count);
+  layer.visit_expert_weights([&](nn::ExpertWeights& weights) {
     count(weights);
     if (const nn::LowRankExperts* const change = set.of(weights)) {
-      const double experts = as_double(step.model.layers[layer].moe->num_experts_per_tok);
-      add_expert_adapter(step.layers[layer], weights, *change, experts);
+      const double experts = as_double(step.model.layers[i].moe->num_experts_per_tok);
+      add_expert_adapter(step.layers[i], weights, *change, experts);
     }
   });
 }
 
-void count_layer(Step& step, std::size_t layer, models::DecoderLayer& of) {
-  of.visit_parameters([&](nn::Parameter& parameter) {
-    step.parameters[layer].add(parameter);
-    if (parameter.trainable()) step.trained[layer].add(parameter);
+void count_layer(Step& step, std::size_t i, models::DecoderLayer& layer) {
+  layer.visit_parameters([&](nn::Parameter& parameter) {
+    add(step.parameters[i], parameter);
+    if (parameter.trainable()) add(step.trained[i], parameter);
   });
-  LayerWork& work = step.layers[layer];
-  of.visit_linears(
+  LayerWork& work = step.layers[i];
+  layer.visit_linears(
       [&](nn::Linear& linear) { work.trained_products += trained_of(linear.weight()); });
-  of.visit_expert_weights([&](nn::ExpertWeights& weights) {
-    const double chosen = as_double(step.model.layers[layer].moe->num_experts_per_tok);
+  layer.visit_expert_weights([&](nn::ExpertWeights& weights) {
+    const double chosen = as_double(step.model.layers[i].moe->num_experts_per_tok);
     work.trained_experts += trained_of(weights.weight()) * chosen / as_double(weights.experts());
   });
 }
@@ -121,27 +109,31 @@ void count_ends(Step& step, models::Model& model) {
   }
 }
 
-}  // namespace
-
-void ParameterCount::add(const nn::Parameter& parameter) {
-  const bool is_divided = std::ranges::any_of(
-      parameter.placement(), [](const nn::Shard& shard) { return shard.mesh_dim == Dim::kTp; });
-  (parameter.is_expert() ? experts : is_divided ? divided : replicated) += elements_of(parameter);
+/// The prefix that the patterns of a run's parameters begin with, as files of its checkpoint name
+/// the text model; `usual` where none of them has one.
+std::string prefix_of(const config::RunConfig& config, const std::vector<std::string>& prefixes,
+                      const std::string& usual) {
+  const config::AdapterSection& adapter = config.adapter;
+  for (const std::string& prefix : prefixes) {
+    if (prefix.empty()) continue;
+    for (const auto* patterns : {&config.train.freeze, &adapter.targets, &adapter.target_parameters,
+                                 &adapter.modules_to_save}) {
+      if (std::ranges::any_of(
+              *patterns, [&](const std::string& pattern) { return pattern.starts_with(prefix); }))
+        return prefix;
+    }
+  }
+  return usual;
 }
+
+}  // namespace
 
 assembly::ModelRecipe recipe_of_plan(config::RunConfig config, const models::Config& model) {
   config.kernels = {};
   config.kernels.fallback = config::Fallback::kAllow;
   assembly::ModelRecipe recipe = assembly::recipe_of_run(config, model);
   if (recipe.num_labels == 0) recipe.num_labels = kUnknownLabels;
-  // Files of the checkpoint name the text model, and train.freeze goes by them.
-  for (const std::string& prefix : model.weights.prefixes) {
-    const bool is_named = std::ranges::any_of(
-        recipe.freeze, [&](const std::string& pattern) { return pattern.starts_with(prefix); });
-    if (prefix.empty() || !is_named) continue;
-    recipe.prefix = prefix;
-    break;
-  }
+  recipe.prefix = prefix_of(config, model.weights.prefixes, recipe.prefix);
   return recipe;
 }
 

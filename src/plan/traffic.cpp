@@ -11,6 +11,7 @@ class Counter {
  public:
   explicit Counter(const StepOnRanks& layout) : layout_(layout), step_(*layout.step) {
     depth_ = as_double(step_.model.num_hidden_layers()) / layout.size(Dim::kPp);
+    backward_ = share_with_backward();
     tokens_ = layout.tokens * layout.micro_batches;
     hidden_ = tokens_ * as_double(step_.model.hidden_size) * step_.element;
   }
@@ -41,6 +42,17 @@ class Counter {
            Hiding hiding = Hiding::kNothing) {
     if (bytes > 0) rows_.push_back({std::move(over), what, bytes, calls, hiding});
   }
+  /// Share of the layers of a stage, of several stages the most, that have a backward.
+  double share_with_backward() const {
+    double most = 0;
+    for (std::int64_t rank = 0; rank < layout_.stages.ranks; ++rank) {
+      const std::vector<std::int64_t> layers = layout_.stages.layers_of(rank);
+      const auto count = std::ranges::count_if(
+          layers, [&](std::int64_t layer) { return layer >= step_.first_trained; });
+      most = std::max(most, as_double(count) / as_double(std::ssize(layers)));
+    }
+    return most;
+  }
   double share_of_others(double ranks) const { return (ranks - 1) / ranks; }
   double layers(bool is_attention) const {
     const auto& all = step_.model.layers;
@@ -64,14 +76,15 @@ class Counter {
     const double others = share_of_others(layout_.size(Dim::kTp));
     // Mixer and MLP: the gathers forward and backward, the sums forward. When a dense MLP runs
     // again nothing reads its sum.
-    double gathers = 4 * depth_, sums = 2 * depth_;
+    const double behind = backward_ * depth_;
+    double gathers = 2 * (depth_ + behind), sums = 2 * depth_;
     if (layout_.recompute == parallel::Recompute::kFull) {
-      gathers += depth_;
-      sums += depth_;
+      gathers += behind;
+      sums += behind;
     }
     if (reruns_mlp()) {
-      gathers += depth_;
-      sums += sparse_layers();
+      gathers += behind;
+      sums += backward_ * sparse_layers();
     }
     const auto move = [&](const char* what, double times, Hiding hiding) {
       add({Dim::kTp}, what, others * times * hidden_, times * layout_.micro_batches, hiding);
@@ -79,7 +92,7 @@ class Counter {
     move("rows of hidden states", gathers, Hiding::kNothing);
     move("sums of hidden states", sums, Hiding::kNothing);
     // The gradients of weights run beside these.
-    move("sums of gradients of hidden states", 2 * depth_,
+    move("sums of gradients of hidden states", 2 * behind,
          step_.is_lora ? Hiding::kNothing : Hiding::kBackward);
   }
 
@@ -87,7 +100,7 @@ class Counter {
     const double tp = layout_.size(Dim::kTp), cp = layout_.size(Dim::kCp);
     const nn::AttentionDims* attention = step_.model.attention();
     const nn::GatedDeltaNetDims* delta = step_.model.gated_delta_net();
-    const double passes = layout_.recompute == parallel::Recompute::kFull ? 3 : 2;
+    const double passes = 1 + backward_ * (layout_.recompute == parallel::Recompute::kFull ? 2 : 1);
     const double calls = passes * layout_.micro_batches;
     if (layout_.method == ops::ContextMethod::kUlysses) {
       double elements = 0;
@@ -125,7 +138,8 @@ class Counter {
       const double gathered = others * layout_.micro_batches * blocks * step_.element;
       const double calls = layout_.micro_batches * depth_;
       add(inner, "weights gathered for the forward", gathered, calls, Hiding::kForward);
-      add(inner, "weights gathered for the backward", gathered, calls, Hiding::kBackward);
+      add(inner, "weights gathered for the backward", backward_ * gathered, backward_ * calls,
+          Hiding::kBackward);
       const double first = blocks / depth_;
       add(inner, "weights of the first block", others * first * step_.element, 1);
       add_sums(inner, "gradients", others * trained, depth_);
@@ -167,7 +181,7 @@ class Counter {
   void experts(const Held& held) {
     sharded({Dim::kEfsdp}, Dim::kEdp, layout_.expert_shards(), held.experts + held.expert_adapters,
             held.trained_experts);
-    const double passes = reruns_mlp() ? 6 : 4;
+    const double passes = 2 + backward_ * (reruns_mlp() ? 4 : 2);
     const double moved =
         passes * sparse_layers() * hidden_ / layout_.size(Dim::kTp) * layout_.expert_ranks();
     add({Dim::kEp}, "tokens to experts and back, and gradients",
@@ -177,7 +191,7 @@ class Counter {
 
   const StepOnRanks& layout_;
   const Step& step_;
-  double depth_, tokens_, hidden_;
+  double depth_, backward_, tokens_, hidden_;
   std::vector<Traffic> rows_;
 };
 

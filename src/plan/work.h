@@ -5,10 +5,8 @@
 #include <vector>
 
 #include "assembly/merged_adapter.h"
-#include "assembly/recipe.h"
 #include "config/run_config.h"
 #include "models/config.h"
-#include "nn/parameter.h"
 
 namespace heddle::plan {
 
@@ -33,7 +31,7 @@ struct LayerWork {
   /// Weights of products, and of the experts' cost, that have gradients in a run.
   double trained_products = 0, trained_experts = 0;
 };
-/// Without what a run trains.
+/// Leaves trained_products and trained_experts, which a run decides, at 0.
 LayerWork layer_work(const models::LayerShape& layer);
 
 /// Elements of parameters of one layer.
@@ -42,7 +40,6 @@ struct ParameterCount {
   double replicated = 0;  ///< Along tp.
   double experts = 0;     ///< Along ep.
 
-  void add(const nn::Parameter& parameter);
   double all() const { return divided + replicated + experts; }
   /// On one rank of the others' degrees 1.
   double dense(double tp) const { return divided / tp + replicated; }
@@ -69,7 +66,7 @@ struct Step {
   std::vector<LayerWork> layers;
   std::vector<ParameterCount> parameters;  ///< [layer]
   std::vector<ParameterCount> adapters;    ///< [layer]; zeros where there are none.
-  std::vector<ParameterCount> trained;     ///< [layer] What is trained of both.
+  std::vector<ParameterCount> trained;     ///< [layer] Elements of both that are trained.
   /// [layer] Matrices with adapters, which rollout.merge_adapter has twice; zeros without it.
   std::vector<ParameterCount> adapted;
   std::vector<assembly::MergedParameter> merged;  ///< Empty without it.
@@ -103,9 +100,6 @@ struct Step {
     return has_logits && (has_tied_head() ? trained_embedding : trained_head) > 0;
   }
 };
-/// The model of a run without files and in the reference kernels, which alone run on shapes.
-assembly::ModelRecipe recipe_of_plan(config::RunConfig config, const models::Config& model);
-
 /// Throws ConfigError where kernels.frozen_experts names a form that a run of so many training
 /// ranks refuses (assembly/frozen_experts.h), in the same words.
 void require_frozen_experts(const config::RunConfig& config, const models::Config& model,

@@ -1,4 +1,6 @@
 // Trained parameters and the head of a model: those of a start.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
 #include "config/config.h"
@@ -27,12 +29,6 @@ Settings joined(Settings settings, const Settings& more) {
   return settings;
 }
 
-std::string name_of(const Settings& settings) {
-  std::string name;
-  for (const std::string& setting : settings) name += setting + ' ';
-  return name;
-}
-
 models::Config model_of(const char* preset, bool is_tied) {
   models::Config model = models::preset(preset);
   model.tie_word_embeddings = is_tied;
@@ -57,10 +53,11 @@ void expect_agreement(const models::Config& model, const Settings& settings, std
   const config::RunConfig config = run_config(settings);
   const DryRunReport dry = dry_run(config, model, ranks);
   const LayoutReport plan = plan_layout(config, model, ranks);
+  ASSERT_EQ(dry.stages.size(), plan.stages.size());
   for (std::size_t i = 0; i < dry.stages.size(); ++i) {
     const DryRank& made = dry.stages[i];
     const Memory& memory = plan.stages[i].memory;
-    const std::string name = name_of(settings) + "stage " + std::to_string(i);
+    const std::string name = fmt::format("{} stage {}", fmt::join(settings, " "), i);
     EXPECT_NEAR(memory.gradients, made.gradients, 0.003 * made.gradients) << name;
     EXPECT_NEAR(memory.optimizer, made.optimizer, 0.003 * made.optimizer) << name;
     EXPECT_NEAR(memory.weights, made.resident, 0.003 * made.resident) << name;
@@ -72,7 +69,7 @@ TEST(TrainedParameters, AreThoseOfAStart) {
     Settings settings;
     bool is_tied = true;
   };
-  for (const Case& of : std::vector<Case>{
+  for (const Case& run : std::vector<Case>{
            {{}},
            {{"train.freeze=['*.mlp.*']"}},
            {{"train.freeze=['*.experts.*', '*embed_tokens*']"}},
@@ -87,11 +84,11 @@ TEST(TrainedParameters, AreThoseOfAStart) {
              "adapter.modules_to_save=[experts, shared_expert, lm_head]",
              "train.freeze=['*.experts.*']"},
             false}}) {
-    const auto model = model_of("small-moe", of.is_tied);
-    expect_agreement(model, of.settings, 1);
-    expect_agreement(model, joined(of.settings, {"parallel.dp=2"}), 2);
-    expect_agreement(model, joined(of.settings, {"parallel.dp=2", "parallel.ep=2"}), 2);
-    expect_agreement(model, joined(of.settings, {"parallel.pp=2"}), 2);
+    const auto model = model_of("small-moe", run.is_tied);
+    expect_agreement(model, run.settings, 1);
+    expect_agreement(model, joined(run.settings, {"parallel.dp=2"}), 2);
+    expect_agreement(model, joined(run.settings, {"parallel.dp=2", "parallel.ep=2"}), 2);
+    expect_agreement(model, joined(run.settings, {"parallel.pp=2"}), 2);
   }
   expect_agreement(models::preset("small-moe"),
                    {kLora, "adapter.targets=[q_proj, o_proj]", "adapter.modules_to_save=[mlp]"}, 1);
@@ -136,6 +133,29 @@ TEST(TrainedParameters, LayersBelowTheFirstTrainedOneKeepNothing) {
   EXPECT_LT(upper, 0.8 * whole);
 }
 
+TEST(TrainedParameters, LayersBelowTheFirstTrainedOneGatherNothingForABackward) {
+  const auto model = models::preset("qwen3.5-0.8b");
+  const auto bytes = [&](const char* what, Settings settings) {
+    settings.insert(settings.end(), {"parallel.fsdp=2", "parallel.tp=2"});
+    double sum = 0;
+    for (const Traffic& row : plan_of(model, settings, 4).traffic) {
+      if (row.what == what) sum += row.bytes;
+    }
+    return sum;
+  };
+  const Settings upper = {"train.freeze=['*embed_tokens*', '*.layers.?.*']"};  // 14 of 24
+  for (const char* what :
+       {"weights gathered for the backward", "sums of gradients of hidden states"}) {
+    EXPECT_GT(bytes(what, upper), 0) << what;
+    EXPECT_NEAR(bytes(what, upper) / bytes(what, {}), 14.0 / 24, 1e-9) << what;
+  }
+  // Forward, backward and again: mixer and MLP gather two times each in a layer.
+  EXPECT_NEAR(bytes("rows of hidden states", upper) / bytes("rows of hidden states", {}),
+              (2 * 24 + 4 * 14) / (6.0 * 24), 1e-9);
+  EXPECT_DOUBLE_EQ(bytes("weights gathered for the forward", upper),
+                   bytes("weights gathered for the forward", {}));
+}
+
 // Gradients of few blocks come together and are whole until they are summed.
 TEST(TrainedParameters, OneTrainedLayerHasItsWholeGradient) {
   const auto model = models::preset("qwen3.5-4b");
@@ -154,6 +174,16 @@ TEST(TrainedParameters, OneTrainedLayerHasItsWholeGradient) {
 double seconds_of(double flops) {
   const Hardware hardware = find_hardware("h200");
   return flops / (hardware.peak_tflops * 1e12 * hardware.products);
+}
+
+TEST(TrainedParameters, AreAllWeightsOfProductsWhereNothingIsFrozen) {
+  for (const char* preset : {"qwen3.5-0.8b", "qwen3.5-35b-a3b", "small-moe"}) {
+    const Step step = describe_step(run_config({}), models::preset(preset));
+    for (const LayerWork& work : step.layers) {
+      EXPECT_DOUBLE_EQ(work.trained_products, work.products) << preset;
+      EXPECT_DOUBLE_EQ(work.trained_experts, work.experts) << preset;
+    }
+  }
 }
 
 TEST(TrainedParameters, HaveProductsForTheirGradients) {
@@ -249,6 +279,17 @@ TEST(TrainedParameters, AreNamedAsACheckpointDoes) {
   EXPECT_EQ(memory_of_run(model, {nested}).optimizer, memory_of_run(model, {plain}).optimizer);
   EXPECT_EQ(dry_run(run_config({nested}), model, 1).stages.at(0).optimizer,
             dry_run(run_config({plain}), model, 1).stages.at(0).optimizer);
+  // Adapters go by the same names.
+  for (const auto& [of_checkpoint, of_text] : std::vector<std::pair<std::string, std::string>>{
+           {"adapter.targets=['model.language_model.layers.3.*']",
+            "adapter.targets=['model.layers.3.*']"},
+           {"adapter.modules_to_save=[model.language_model.embed_tokens]",
+            "adapter.modules_to_save=[embed_tokens]"}}) {
+    EXPECT_EQ(memory_of_run(model, {kLora, of_checkpoint}).optimizer,
+              memory_of_run(model, {kLora, of_text}).optimizer);
+    EXPECT_NE(memory_of_run(model, {kLora, of_checkpoint}).optimizer,
+              memory_of_run(model, {kLora}).optimizer);
+  }
 }
 
 TEST(TrainedParameters, AdaptersOfExpertsTakeTimeOfTheirOwn) {
