@@ -153,14 +153,11 @@ std::shared_ptr<comm::World> join_world(const config::RunConfig& config, const s
   auto world = comm::World::join(*environment, comm::Seconds(config.parallel.timeout_s), part);
   std::vector<comm::Fact> settings = settings_of(command, config);
   settings.insert(settings.end(), more.begin(), more.end());
-  comm::require_agreement(*world, "configuration", settings);
-  try {
+  comm::announcing_failure(world.get(), [&] {
+    comm::require_agreement(*world, "configuration", settings);
     require_layout(config, environment->world);
     rank_device(config, *environment);
-  } catch (const std::exception& error) {
-    world->fail(error.what());
-    throw;
-  }
+  });
   return world;
 }
 

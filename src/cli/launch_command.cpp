@@ -275,10 +275,21 @@ class Launch {
       store->set(comm::kJobKey, nonce);
     }
     rollouts_.set_place(master, secret_);
-    return watch(signals, store);
+    const int status = watch(signals, store);
+    if (store && options_.nodes > 1) wait_for_other_hosts(*store);
+    return status;
   }
 
  private:
+  /// The ranks of other hosts read in the store why this one's have ended.
+  static void wait_for_other_hosts(const comm::Store& store) {
+    try {
+      store.wait(comm::kEmptyKey, comm::kLeaving);
+    } catch (const CommError&) {
+      // Then they cannot read it either.
+    }
+  }
+
   std::int64_t ranks() const { return options_.nodes * options_.processes; }
   std::int64_t first_rank() const { return options_.node_rank * options_.processes; }
   std::filesystem::path log_directory() const {
@@ -311,7 +322,7 @@ class Launch {
     environment.nonce = nonce;
     environment.launcher = comm::kHeddleLaunch;
     environment.secret = secret_;
-    comm::refuse_to_join(environment, message);
+    comm::refuse_to_join(environment, message, options_.processes);
   }
 
   /// Returns the signal that came while it did, 0 if none. Starts no more once a rank has ended.

@@ -22,9 +22,6 @@ constexpr std::size_t kShownFacts = 4, kShownValues = 3, kShownCharacters = 100;
 
 constexpr char kSame = '=', kDifferent = '!';
 
-// A rank that runs has read what rank 0 found within this time.
-constexpr Seconds kReading{10};
-
 void append_piece(std::string& out, const std::string& piece) {
   out += std::to_string(piece.size()) + ":" + piece;
 }
@@ -116,7 +113,11 @@ std::string wait(const World& world, const std::string& key, const std::string& 
   const auto deadline = Clock::now() + world.timeout();
   for (;;) {
     if (auto found = world.store().wait(key, kLookForFailures)) return *found;
-    if (const auto failure = world.failure_of_another()) throw_error<CommError>("{}", *failure);
+    if (const auto failure = world.failure_of_another()) {
+      // Rank 0 fails over what it has just said.
+      if (auto found = world.store().find(key)) return *found;
+      throw_error<CommError>("{}", *failure);
+    }
     if (Clock::now() < deadline) continue;
     std::vector<std::int64_t> all(static_cast<std::size_t>(world.size()));
     std::iota(all.begin(), all.end(), 0);
@@ -175,14 +176,9 @@ void require_agreement(World& world, const std::string& subject, const std::vect
     const std::string found = verdict_on(world, key, subject);
     verdict = (found.empty() ? kSame : kDifferent) + found;
     world.store().set(key + "verdict", verdict);
-    // Without this rank there may be no store for the others to read it in.
-    if (!found.empty() && world.environment().serves_store)
-      world.store().wait(key + "read by all", kReading);
   } else {
     verdict =
         wait(world, key + "verdict", fmt::format("all ranks to say what their {} is", subject));
-    if (verdict.front() == kDifferent && world.store().add(key + "readers", 1) == world.size() - 1)
-      world.store().set(key + "read by all", "1");
   }
   if (verdict.front() == kSame) return;
   throw_error<ConfigError>("the {} is not the same on all ranks: {}", subject, verdict.substr(1));

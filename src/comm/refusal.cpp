@@ -1,7 +1,5 @@
 #include "comm/refusal.h"
 
-#include <thread>
-
 #include "comm/world.h"
 
 namespace heddle::comm {
@@ -9,19 +7,18 @@ namespace {
 
 // The time that a store gets to appear.
 constexpr Seconds kPatience{5};
-// Waiting processes look twice a second.
-constexpr Seconds kLingering{1};
 
 }  // namespace
 
-void refuse_to_join(const LaunchEnvironment& environment, const std::string& message) noexcept {
+void refuse_to_join(const LaunchEnvironment& environment, const std::string& message,
+                    std::int64_t ranks) noexcept {
   try {
     const Store store = open_job_store(environment, kPatience);
     if (environment.announces_job) store.set(kJobKey, environment.nonce);
     if (store.wait(kJobKey, kPatience).value_or("") != environment.nonce) return;
     store.set_if_absent(
         kFailureKey, fmt::format("{} {}", environment.rank, message.substr(0, message.find('\n'))));
-    if (environment.serves_store) std::this_thread::sleep_for(kLingering);
+    count_out(store, environment, ranks);
   } catch (const std::exception&) {
     // The others end at their deadline.
   }

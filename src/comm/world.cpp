@@ -25,9 +25,6 @@ using Clock = std::chrono::steady_clock;
 // A rank is called silent when it has missed three of these.
 constexpr Seconds kPulseInterval{0.5};
 constexpr Seconds kDiagnosis{2};
-constexpr Seconds kLeaving{5};
-// Twice as long as the longest pause between two looks at the store.
-constexpr Seconds kLingering{1};
 
 constexpr const char* kPulse = "pulse/";
 std::string pulse_key(std::int64_t rank) { return kPulse + std::to_string(rank); }
@@ -159,6 +156,11 @@ Store open_job_store(const LaunchEnvironment& environment, Seconds timeout) {
       .below(kStorePrefix);
 }
 
+void count_out(const Store& job_store, const LaunchEnvironment& environment, std::int64_t ranks) {
+  if (job_store.add("left", ranks) >= environment.world) job_store.set(kEmptyKey, "1");
+  if (environment.serves_store) job_store.wait(kEmptyKey, kLeaving);
+}
+
 std::shared_ptr<World> World::join(const LaunchEnvironment& environment, Seconds timeout,
                                    const JobPart& part) {
   return meet(environment, part, open_job_store(environment, timeout), timeout);
@@ -225,6 +227,7 @@ void World::arrive() {
   const auto deadline = Clock::now() + timeout_;
   while (!store_.wait("complete", kLookForFailures)) {
     if (const auto failure = job_store_.find(kFailureKey)) {
+      count_out();
       const auto space = failure->find(' ');
       throw_error<CommError>("rank {} failed: {}", failure->substr(0, space),
                              failure->substr(space + 1));
@@ -254,8 +257,16 @@ void World::fail(const std::string& message) noexcept {
   } catch (const std::exception&) {
     // Without a store there is nobody left to tell.
   }
-  // The others look twice a second, and without this rank there is no store.
-  if (environment_.serves_store) std::this_thread::sleep_for(kLingering);
+  count_out();
+}
+
+void World::count_out() noexcept {
+  if (is_counted_out_.exchange(true)) return;
+  try {
+    comm::count_out(job_store_, environment_);
+  } catch (const std::exception&) {
+    // The others are gone already.
+  }
 }
 
 std::optional<std::string> World::failure_of_another() const {
@@ -279,11 +290,10 @@ void World::leave() noexcept {
   try {
     set_activity("leaving");
     device_groups_.clear();
-    if (job_store_.add("left", 1) == environment_.world) job_store_.set("empty", "1");
-    if (environment_.serves_store) job_store_.wait("empty", kLeaving);
   } catch (const std::exception&) {
     // The others are gone already.
   }
+  count_out();
 }
 
 void World::set_activity(const std::string& activity) {

@@ -55,7 +55,7 @@ class World {
   const std::string& address() const { return address_; }
 
   /// Lets all ranks know that this one cannot go on, in the first line of the message; the first
-  /// message of all stands. Does not throw.
+  /// message of all stands. Then leaves as leave() does. Does not throw.
   void fail(const std::string& message) noexcept;
   /// "rank 3 failed: ...", a rank of the job; nothing as long as no other one has failed.
   std::optional<std::string> failure_of_another() const;
@@ -87,6 +87,7 @@ class World {
   static std::shared_ptr<World> meet(const LaunchEnvironment& environment, const JobPart& part,
                                      const Store& job_store, Seconds timeout);
   void arrive();
+  void count_out() noexcept;
   std::string missing_ranks() const;
 
   LaunchEnvironment environment_;
@@ -97,6 +98,7 @@ class World {
   std::map<std::string, std::int64_t> groups_made_;
   std::map<std::string, std::shared_ptr<DeviceGroup>> device_groups_;
   std::atomic<bool> is_broken_ = false, has_failed_ = false;
+  std::atomic<bool> is_counted_out_ = false;
   std::unique_ptr<Pulse> pulse_;
   std::unique_ptr<DeviceWatch> device_watch_;  ///< Last: it uses the others.
 };
@@ -122,6 +124,12 @@ std::string local_address(const Endpoint& peer);
 /// address, where no other host can come. Throws CommError.
 Store open_job_store(const LaunchEnvironment& environment, Seconds timeout);
 
+/// Counts `ranks` of this process as gone from the job, for good or ill. A process that serves the
+/// store waits until all ranks have, a few seconds at most: they would find a closed connection
+/// instead of what the store says. Throws CommError.
+void count_out(const Store& job_store, const LaunchEnvironment& environment,
+               std::int64_t ranks = 1);
+
 /// Key of the sign of life that a rank of a part gives twice a second, in the store of its job.
 std::string pulse_key(const std::string& part, std::int64_t rank);
 
@@ -131,5 +139,9 @@ inline constexpr const char* kStorePrefix = "heddle";
 inline constexpr const char* kJobKey = "job";
 /// A job's first failure: "RANK MESSAGE".
 inline constexpr const char* kFailureKey = "failure";
+/// Set when every rank of a job is counted out.
+inline constexpr const char* kEmptyKey = "empty";
+/// The time that the others have to read a store before whoever serves it goes.
+inline constexpr Seconds kLeaving{10};
 
 }  // namespace heddle::comm

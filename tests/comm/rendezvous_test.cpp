@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <future>
 #include <thread>
 
 #include "base/errors.h"
@@ -80,6 +81,43 @@ TEST(Rendezvous, RankZeroMayServe) {
   EXPECT_EQ(join_error(all[0], 20), "");
   client.join();
   EXPECT_EQ(late, "");
+}
+
+TEST(Rendezvous, TheServerOfTheStoreGoesWhenAllKnowOfItsFailure) {
+  auto all = environments(2, make_endpoint("127.0.0.1", testing::free_port(), "test"));
+  all[0].serves_store = all[0].announces_job = true;
+  std::promise<void> gone;
+  std::string found;
+  std::jthread slow([&] {
+    try {
+      const auto world = World::join(all[1], Seconds(kNever));
+      // Longer than a rank needs between two looks at the store.
+      gone.get_future().wait_for(std::chrono::seconds(2));
+      found = world->failure_of_another().value_or("nothing");
+      world->fail("rank 0 said why");
+    } catch (const std::exception& error) {
+      found = error.what();
+    }
+  });
+  World::join(all[0], Seconds(kNever))->fail("the disk is full");
+  gone.set_value();
+  slow.join();
+  EXPECT_EQ(found, "rank 0 failed: the disk is full");
+}
+
+TEST(Rendezvous, ARefusalIsReadByThoseThatComeLate) {
+  auto all = environments(2, make_endpoint("127.0.0.1", testing::free_port(), "test"));
+  all[0].serves_store = all[0].announces_job = true;
+  std::promise<void> gone;
+  std::string found;
+  std::jthread late([&] {
+    gone.get_future().wait_for(std::chrono::seconds(2));
+    found = join_error(all[1], 1);
+  });
+  refuse_to_join(all[0], "data.train: no such file");
+  gone.set_value();
+  late.join();
+  EXPECT_EQ(found, "rank 0 failed: data.train: no such file");
 }
 
 TEST(Rendezvous, NamesWhoIsMissing) {
