@@ -11,7 +11,8 @@ namespace heddle::assembly {
 std::unique_ptr<adapters::LoraSet> divided(NewAdapters adapters, ModelOnRanks& placed) {
   const models::WeightNames& names = placed.model->config().weights;
   adapters.options.excluded = names.not_adapted;
-  if (!names.not_adapted.empty()) {
+  // A plan makes the same model several times.
+  if (!names.not_adapted.empty() && !placed.model->context().device.is_meta()) {
     log::info("adapter.targets: all-linear leaves out {}; name it to adapt it all the same",
               names.why_not_adapted);
   }
