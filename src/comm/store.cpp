@@ -20,7 +20,7 @@ namespace {
 constexpr std::chrono::milliseconds kSlice{50};
 // An error thrown inside says more than that the time is over, so it gets to speak first.
 constexpr Seconds kConnectSlack{2};
-constexpr std::chrono::milliseconds kLongestPause{200}, kShortestTimeout{2000};
+constexpr std::chrono::milliseconds kLongestPause{200}, kShortestTimeout{5000};
 
 std::chrono::milliseconds milliseconds(Seconds time) {
   // 0 would mean "without end".
@@ -59,7 +59,7 @@ template <class Make>
 std::shared_ptr<const StoreHandle> open_store(const Endpoint& endpoint, const char* operation,
                                               Seconds timeout, Make make) {
   // Slices are counted: where this process stood still, `make` has had no time either.
-  Seconds left = timeout + kConnectSlack;
+  Seconds left = answer_time(timeout) + kConnectSlack;
   return guarded(endpoint, operation, [&] {
     return run_watched(std::move(make), kSlice, [&] {
       left -= kSlice;

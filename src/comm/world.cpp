@@ -25,7 +25,7 @@ using Clock = std::chrono::steady_clock;
 constexpr Seconds kPulseInterval{0.5};
 // A rank is called silent when its pulse is the same in so many looks in a row. Looks are counted
 // and not the time: where the host stood still, nobody's pulse has gone on.
-constexpr int kDiagnosisLooks = 16;
+constexpr int kDiagnosisLooks = 14;
 constexpr Seconds kBetweenLooks{0.25};
 
 constexpr const char* kPulse = "pulse/";

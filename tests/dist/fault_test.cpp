@@ -153,6 +153,17 @@ TEST_F(LaunchFailureTest, AKilledRankEndsTheOthers) {
       << runs_.printed("run");
 }
 
+TEST_F(LaunchFailureTest, AKilledRankIsNamedByALauncherThatLooksLate) {
+  const pid_t launcher = start("run", 2, {"parallel.dp=2", "parallel.timeout_s=8"});
+  kill(launcher, SIGSTOP);
+  kill(ranks_[1], SIGKILL);
+  // It loses its connection to the other and ends, too, before the launcher looks at either.
+  EXPECT_TRUE(testing::has_ended_within(ranks_[0], std::chrono::seconds(100)));
+  kill(launcher, SIGCONT);
+  EXPECT_EQ(testing::wait_for(launcher), 128 + SIGKILL);
+  EXPECT_THAT(runs_.printed("run"), HasSubstr("rank 1 was ended by signal 9"));
+}
+
 TEST_F(LaunchFailureTest, AFrozenRankIsNamedAtTheDeadline) {
   const pid_t launcher = start("run", 2, {"parallel.fsdp=2", "parallel.timeout_s=8"});
   kill(ranks_[1], SIGSTOP);
