@@ -382,6 +382,7 @@ class Launch {
       // The others' messages show whether it is one rank's failure or a mistake that all found.
       const bool is_over = ranks_.empty() || Clock::now() >= deadline;
       if (first && !is_reported && (is_over || first->signal != 0)) {
+        if (first->signal != 0) tell_ranks(*first, store);
         report(*first, store);
         is_reported = true;
       }
@@ -392,6 +393,19 @@ class Launch {
     if (first && !is_reported) report(*first, store);
     if (!first) rollouts_.report();
     return first ? first->status : 0;
+  }
+
+  /// Why the others lost it: a killed rank has not said so itself.
+  static void tell_ranks(const RankEnd& end, const std::optional<comm::Store>& store) {
+    try {
+      if (store) {
+        store->set_if_absent(comm::kFailureKey,
+                             fmt::format("{} it was ended by signal {} ({})", end.rank, end.signal,
+                                         strsignal(end.signal)));
+      }
+    } catch (const CommError&) {
+      // They find its connections closed.
+    }
   }
 
   /// Prints why the job ends: the failure that the ranks agree on, else how this one ended.

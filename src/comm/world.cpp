@@ -316,6 +316,7 @@ std::string World::diagnose(const std::vector<std::int64_t>& ranks) const {
     }
     for (int look = 0; look < kDiagnosisLooks && !quiet.empty(); ++look) {
       std::this_thread::sleep_for(kBetweenLooks);
+      if (const auto failure = failure_of_another()) return *failure;
       std::erase_if(quiet,
                     [&](const auto& before) { return pulse_of(before.first) != before.second; });
     }

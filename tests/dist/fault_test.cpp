@@ -146,7 +146,8 @@ TEST_F(LaunchFailureTest, AKilledRankEndsTheOthers) {
   EXPECT_THAT(runs_.printed("run"), HasSubstr("rank 1 was ended by signal 9"));
   // Where Gloo was built is nothing to a user.
   EXPECT_THAT(files::read(runs_.directory() / "run.logs/rank-0.log"),
-              AllOf(HasSubstr("error:"), Not(HasSubstr("/gloo/"))));
+              AllOf(HasSubstr("error:"), HasSubstr("rank 1 failed: it was ended by signal 9"),
+                    Not(HasSubstr("/gloo/"))));
   expect_nothing_left("run");
   // And the run continues from its last checkpoint.
   EXPECT_EQ(runs_.run("run", 2, "dense", {"parallel.fsdp=2", "train.max_steps=12"}), 0)
