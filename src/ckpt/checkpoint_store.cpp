@@ -31,7 +31,7 @@ using Clock = std::chrono::steady_clock;
 constexpr comm::Seconds kSlice{0.5};
 // How long a part may still come after a rank has failed: that rank ends its own before it leaves,
 // and `heddle launch` leaves it a few seconds.
-constexpr std::chrono::seconds kGrace{3};
+constexpr std::chrono::seconds kGrace{5};
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();

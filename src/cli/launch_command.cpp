@@ -13,6 +13,7 @@
 #include <set>
 #include <span>
 #include <thread>
+#include <vector>
 
 #include <fmt/chrono.h>
 
@@ -45,7 +46,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 // After the first failure: time to end well, then to end at all. Together below ten seconds.
-constexpr std::chrono::seconds kGrace{5};
+constexpr std::chrono::seconds kGrace{8};
 constexpr std::chrono::milliseconds kPoll{20};
 constexpr comm::Seconds kStoreTimeout{60};
 
@@ -372,11 +373,16 @@ class Launch {
     while (!ranks_.empty()) {
       const int signal = signals.wait(kPoll);
       if (signal != 0 && signal != SIGCHLD) ranks_.signal_all(signal == SIGHUP ? SIGTERM : signal);
-      while (const auto end = ranks_.poll()) take(*end);
+      // Those that a killed rank leaves alone may have ended as well since the last look.
+      std::vector<RankEnd> ends;
+      while (const auto end = ranks_.poll()) ends.push_back(*end);
+      std::ranges::stable_partition(ends, [](const RankEnd& end) { return end.signal != 0; });
+      for (const RankEnd& end : ends) take(end);
       for (const std::int64_t rank : rollouts_.given_up()) ranks_.signal(rank, SIGKILL);
       // The others' messages show whether it is one rank's failure or a mistake that all found.
       const bool is_over = ranks_.empty() || Clock::now() >= deadline;
       if (first && !is_reported && (is_over || first->signal != 0)) {
+        if (first->signal != 0) tell_ranks(*first, store);
         report(*first, store);
         is_reported = true;
       }
@@ -387,6 +393,19 @@ class Launch {
     if (first && !is_reported) report(*first, store);
     if (!first) rollouts_.report();
     return first ? first->status : 0;
+  }
+
+  /// Why the others lost it: a killed rank has not said so itself.
+  static void tell_ranks(const RankEnd& end, const std::optional<comm::Store>& store) {
+    try {
+      if (store) {
+        store->set_if_absent(comm::kFailureKey,
+                             fmt::format("{} it was ended by signal {} ({})", end.rank, end.signal,
+                                         strsignal(end.signal)));
+      }
+    } catch (const CommError&) {
+      // They find its connections closed.
+    }
   }
 
   /// Prints why the job ends: the failure that the ranks agree on, else how this one ended.

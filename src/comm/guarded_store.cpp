@@ -23,6 +23,9 @@ namespace heddle::comm {
 namespace {
 
 constexpr std::chrono::milliseconds kFirstPause{1}, kLongestPause{50};
+// So much of an answer's time one look at the socket takes at most. A process that stood still in
+// it has not waited longer than that, and finds an answer that came meanwhile.
+constexpr std::chrono::milliseconds kLongestLook{100};
 
 std::string_view text_of(const std::vector<std::uint8_t>& bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
@@ -55,11 +58,15 @@ class GuardedStore : public c10d::Store {
 
  private:
   using Clock = std::chrono::steady_clock;
+  /// Time that is left for an answer.
+  struct Patience {
+    Clock::duration left;
+  };
   void open();
   std::string ask(StoreOperation operation, const std::vector<std::string_view>& fields);
-  void send(std::string_view bytes, Clock::time_point deadline);
-  std::string receive(std::size_t count, Clock::time_point deadline);
-  void await(short events, Clock::time_point deadline);
+  void send(std::string_view bytes, Patience& patience);
+  std::string receive(std::size_t count, Patience& patience);
+  void await(short events, Patience& patience);
   [[noreturn]] void lose(const std::string& reason);
 
   Endpoint endpoint_;
@@ -98,14 +105,14 @@ void GuardedStore::open() {
   if (status != 0)
     throw_error<CommError>("cannot resolve '{}': {}", endpoint_.address(), gai_strerror(status));
   const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> addresses(found, &freeaddrinfo);
-  const auto deadline = Clock::now() + answer_time_;
+  Patience patience{answer_time_};
   int error = 0;
   for (const addrinfo* a = addresses.get(); a != nullptr && socket_ < 0; a = a->ai_next) {
     socket_ = ::socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (socket_ < 0) continue;
     error = ::connect(socket_, a->ai_addr, a->ai_addrlen) == 0 ? 0 : errno;
     if (error == EINPROGRESS) {
-      await(POLLOUT, deadline);
+      await(POLLOUT, patience);
       socklen_t length = sizeof error;
       ::getsockopt(socket_, SOL_SOCKET, SO_ERROR, &error, &length);
     }
@@ -117,13 +124,13 @@ void GuardedStore::open() {
   const int on = 1;
   setsockopt(socket_, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
 
-  const std::string hello = receive(kStoreHelloBytes, deadline);
+  const std::string hello = receive(kStoreHelloBytes, patience);
   if (!hello.starts_with(kStoreMagic)) lose("what answers is no store of Heddle");
   const std::string_view theirs = std::string_view(hello).substr(kStoreMagic.size());
   const hash::Key128 secret = hash::key_of(secret_), number = hash::random_key();
   const std::string_view own = as_text(number);
-  send(std::string(own).append(as_text(proof(secret, "client", theirs, own))), deadline);
-  const std::string reply = receive(kStoreReplyBytes, deadline);
+  send(std::string(own).append(as_text(proof(secret, "client", theirs, own))), patience);
+  const std::string reply = receive(kStoreReplyBytes, patience);
   if (!hash::equal(as_key(reply), proof(secret, "store", theirs, own))) {
     lose(
         "it belongs to another job, whose secret is another; is this a process of an earlier run, "
@@ -136,36 +143,36 @@ void GuardedStore::lose(const std::string& reason) {
   throw CommError(reason);
 }
 
-void GuardedStore::await(short events, Clock::time_point deadline) {
-  while (true) {
-    const auto left =
-        std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
-    if (left <= 0) {
-      lose(fmt::format(
-          "no answer for {:.3g} s; another program may hold the port, or its process is frozen",
-          static_cast<double>(answer_time_.count()) * 1e-3));
-    }
+void GuardedStore::await(short events, Patience& patience) {
+  while (patience.left > Clock::duration::zero()) {
+    const auto look = std::min<Clock::duration>(patience.left, kLongestLook);
+    const auto begun = Clock::now();
     pollfd waiting = {socket_, events, 0};
-    const int ready = ::poll(&waiting, 1, static_cast<int>(std::min<std::int64_t>(left, 1000)));
-    if (ready > 0) return;
+    const int ready = ::poll(
+        &waiting, 1, static_cast<int>(std::chrono::ceil<std::chrono::milliseconds>(look).count()));
     if (ready < 0 && errno != EINTR) lose(std::strerror(errno));
+    patience.left -= std::min(look, Clock::now() - begun);
+    if (ready > 0) return;
   }
+  lose(fmt::format(
+      "no answer for {:.3g} s; another program may hold the port, or its process is frozen",
+      static_cast<double>(answer_time_.count()) * 1e-3));
 }
 
-void GuardedStore::send(std::string_view bytes, Clock::time_point deadline) {
+void GuardedStore::send(std::string_view bytes, Patience& patience) {
   while (!bytes.empty()) {
     const ssize_t sent = ::send(socket_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
     if (sent > 0) {
       bytes.remove_prefix(static_cast<std::size_t>(sent));
     } else if (errno == EAGAIN) {
-      await(POLLOUT, deadline);
+      await(POLLOUT, patience);
     } else if (errno != EINTR) {
       lose(fmt::format("the connection is lost: {}", std::strerror(errno)));
     }
   }
 }
 
-std::string GuardedStore::receive(std::size_t count, Clock::time_point deadline) {
+std::string GuardedStore::receive(std::size_t count, Patience& patience) {
   std::string bytes(count, '\0');
   for (std::size_t have = 0; have < count;) {
     const ssize_t got = ::recv(socket_, bytes.data() + have, count - have, 0);
@@ -174,7 +181,7 @@ std::string GuardedStore::receive(std::size_t count, Clock::time_point deadline)
     } else if (got == 0) {
       lose("the connection was closed by the other side");
     } else if (errno == EAGAIN) {
-      await(POLLIN, deadline);
+      await(POLLIN, patience);
     } else if (errno != EINTR) {
       lose(fmt::format("the connection is lost: {}", std::strerror(errno)));
     }
@@ -186,17 +193,17 @@ std::string GuardedStore::ask(StoreOperation operation,
                               const std::vector<std::string_view>& fields) {
   const std::scoped_lock lock(mutex_);
   if (socket_ < 0) throw CommError("the connection was lost before");
-  const auto deadline = Clock::now() + answer_time_;
+  Patience patience{answer_time_};
   const std::string request = store_request(operation, fields);
   if (request.size() > StoreTable::kLargestMessage) {
     throw_error<CommError>("a message of {} bytes is larger than a store takes", request.size());
   }
-  send(framed(request), deadline);
+  send(framed(request), patience);
   std::size_t length = 0;
-  const std::string announced = receive(4, deadline);
+  const std::string announced = receive(4, patience);
   for (std::size_t i = 4; i-- > 0;) length = length << 8 | static_cast<unsigned char>(announced[i]);
   if (length == 0 || length > StoreTable::kLargestMessage + 1) lose("an answer of a wrong length");
-  std::string answer = receive(length, deadline);
+  std::string answer = receive(length, patience);
   if (answer[0] == '\0') throw CommError(answer.substr(1));
   return answer.substr(1);
 }

@@ -6,7 +6,7 @@ namespace heddle::comm {
 namespace {
 
 // The time that a store gets to appear.
-constexpr Seconds kPatience{5};
+constexpr Seconds kPatience{10};
 
 }  // namespace
 

@@ -20,7 +20,7 @@ namespace {
 constexpr std::chrono::milliseconds kSlice{50};
 // An error thrown inside says more than that the time is over, so it gets to speak first.
 constexpr Seconds kConnectSlack{2};
-constexpr std::chrono::milliseconds kLongestPause{200}, kShortestTimeout{2000};
+constexpr std::chrono::milliseconds kLongestPause{200}, kShortestTimeout{5000};
 
 std::chrono::milliseconds milliseconds(Seconds time) {
   // 0 would mean "without end".
@@ -58,10 +58,12 @@ std::shared_ptr<const StoreHandle> wrap(c10::intrusive_ptr<c10d::Store> store) {
 template <class Make>
 std::shared_ptr<const StoreHandle> open_store(const Endpoint& endpoint, const char* operation,
                                               Seconds timeout, Make make) {
-  const auto deadline = std::chrono::steady_clock::now() + timeout + kConnectSlack;
+  // Slices are counted: where this process stood still, `make` has had no time either.
+  Seconds left = answer_time(timeout) + kConnectSlack;
   return guarded(endpoint, operation, [&] {
     return run_watched(std::move(make), kSlice, [&] {
-      if (std::chrono::steady_clock::now() < deadline) return;
+      left -= kSlice;
+      if (left > Seconds(0)) return;
       throw_error<CommError>(
           "no answer for {:.3g} s; another program may hold the port, or the resolver is slow",
           timeout.count());

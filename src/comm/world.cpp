@@ -22,9 +22,11 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A rank is called silent when it has missed three of these.
 constexpr Seconds kPulseInterval{0.5};
-constexpr Seconds kDiagnosis{2};
+// A rank is called silent when its pulse is the same in so many looks in a row. Looks are counted
+// and not the time: where the host stood still, nobody's pulse has gone on.
+constexpr int kDiagnosisLooks = 14;
+constexpr Seconds kBetweenLooks{0.25};
 
 constexpr const char* kPulse = "pulse/";
 std::string pulse_key(std::int64_t rank) { return kPulse + std::to_string(rank); }
@@ -307,14 +309,22 @@ std::string World::diagnose(const std::vector<std::int64_t>& ranks) const {
   if (const std::string loss = pulse_->loss(); !loss.empty()) return loss;
   try {
     const Store store = store_.reconnected();
-    std::map<std::int64_t, std::string> before;
-    for (const std::int64_t r : ranks) before[r] = store.find(pulse_key(r)).value_or("");
-    std::this_thread::sleep_for(kDiagnosis);
+    const auto pulse_of = [&](std::int64_t r) { return store.find(pulse_key(r)).value_or(""); };
+    std::map<std::int64_t, std::string> quiet;
+    for (const std::int64_t r : ranks) {
+      if (r != rank()) quiet[r] = pulse_of(r);
+    }
+    for (int look = 0; look < kDiagnosisLooks && !quiet.empty(); ++look) {
+      std::this_thread::sleep_for(kBetweenLooks);
+      if (const auto failure = failure_of_another()) return *failure;
+      std::erase_if(quiet,
+                    [&](const auto& before) { return pulse_of(before.first) != before.second; });
+    }
     for (const std::int64_t r : ranks) {
       if (r == rank()) continue;
-      const std::string now = store.find(pulse_key(r)).value_or("");
-      const std::string activity = now.substr(std::min(now.size(), now.find(' ') + 1));
-      if (now == before[r]) {
+      const std::string pulse = pulse_of(r);
+      const std::string activity = pulse.substr(std::min(pulse.size(), pulse.find(' ') + 1));
+      if (quiet.contains(r)) {
         silent.push_back(fmt::format("rank {} (last seen {})", r,
                                      activity.empty() ? "before it arrived" : activity));
       } else {

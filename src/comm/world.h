@@ -78,7 +78,7 @@ class World {
   /// Describes this rank's work, for the others' diagnoses; an empty text is "computing".
   void set_activity(const std::string& activity);
   /// One sentence on each of these ranks that has given no sign of life lately, or if all have, on
-  /// what they are doing. Takes a few seconds.
+  /// what they are doing; or what failure_of_another() says meanwhile. Takes a few seconds.
   std::string diagnose(const std::vector<std::int64_t>& ranks) const;
 
  private:

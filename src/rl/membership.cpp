@@ -21,8 +21,10 @@ using Clock = std::chrono::steady_clock;
 
 constexpr comm::Seconds kSignEvery{0.5};  ///< Between two looks at signs of life.
 constexpr std::chrono::milliseconds kStorePoll{20};
-/// A rank that gave no sign for so long after a failure is its cause: five signs are missing.
-constexpr comm::Seconds kDiagnosis{2.5};
+/// A rank whose sign is the same in so many looks after a failure, over four seconds, is its cause.
+/// Looks are counted and not the time: where the host stood still, nobody's sign is new.
+constexpr int kDiagnosisLooks = 20;
+constexpr std::chrono::milliseconds kBetweenLooks{200};
 /// Ranks that die together are heard of within this time.
 constexpr std::chrono::milliseconds kTogether{100};
 
@@ -111,9 +113,10 @@ std::map<std::int64_t, std::string> Roster::find_lost() {
       if (const auto why = store_.find(lost_key(rank))) lost[rank] = *why;
     }
   };
-  SignsOfLife signs(store_);
-  const auto begun = Clock::now();
-  while (true) {
+  std::map<std::int64_t, std::string> silent;  // its sign at the first look
+  for (const std::int64_t rank : members_.ranks)
+    silent[rank] = store_.find(pulse_of(rank)).value_or("");
+  for (int looks = 0; looks < kDiagnosisLooks; ++looks) {
     look();
     if (!lost.empty()) {
       std::this_thread::sleep_for(kTogether);
@@ -121,19 +124,15 @@ std::map<std::int64_t, std::string> Roster::find_lost() {
       return lost;
     }
     if (const auto failure = trainers_.failure_of_another()) throw CommError(*failure);
-    std::map<std::int64_t, comm::Seconds> ages;
-    for (const std::int64_t rank : members_.ranks) ages[rank] = signs.age(pulse_of(rank));
-    if (Clock::now() - begun > kDiagnosis) {
-      for (const auto& [rank, age] : ages) {
-        if (age + kSignEvery < kDiagnosis) continue;
-        give_up(rank,
-                fmt::format("gave no sign of life for {:.1f} s after a failure", age.count()));
-      }
-      look();
-      return lost;
-    }
-    std::this_thread::sleep_for(10 * kStorePoll);
+    std::this_thread::sleep_for(kBetweenLooks);
+    std::erase_if(silent, [&](const auto& sign) {
+      return store_.find(pulse_of(sign.first)).value_or("") != sign.second;
+    });
   }
+  for (const auto& [rank, sign] : silent)
+    give_up(rank, "gave no sign of life for 4 s after a failure");
+  look();
+  return lost;
 }
 
 void Roster::end_waits(const std::string& why) {

@@ -19,10 +19,6 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kPoll{50};
 /// A rollout job that was called answers within this time; it looks ten times a second.
 constexpr comm::Seconds kAnswer{5};
-/// Rollouts that are told to end have left within this time.
-constexpr comm::Seconds kLeaving{5};
-/// Time for jobs that wait to hear that nothing more is needed.
-constexpr comm::Seconds kLingering{1};
 constexpr int kSecretBytes = 24;
 
 /// The secret of the file of an earlier start, or a new one.
@@ -49,7 +45,12 @@ Reception::~Reception() {
   if (std::uncaught_exceptions() > 0) return;
   try {
     opened_.store.set(kNoMoreKey, "1");
-    if (has_guest()) std::this_thread::sleep_for(kLingering);
+    // Those that wait read it here. One that has died does not, and all share the time.
+    const auto deadline = Clock::now() + comm::kLeaving;
+    for (std::int64_t number = last_ + 1; number <= arrived(); ++number) {
+      const comm::Seconds left = deadline - Clock::now();
+      opened_.store.wait(gone_key(number), left);
+    }
   } catch (const std::exception&) {
     // They find the store gone.
   }
@@ -87,8 +88,16 @@ std::optional<Guest> Reception::next_guest() {
   if (!has_guest()) return std::nullopt;
   const std::int64_t number = ++last_;
   const comm::Store& store = opened_.store;
+  const auto pass = [&] {
+    log::warning("rl: rollout job {} is passed over: it gave no answer within {:.3g} s", number,
+                 kAnswer.count());
+    store.set(passed_key(number), "1");
+  };
   const auto text = store.wait(job_key(number), kAnswer);
-  if (!text) return std::nullopt;
+  if (!text) {
+    pass();
+    return std::nullopt;
+  }
   const auto job = nlohmann::json::parse(*text);
   const std::string why = difference(facts_, job.at("facts").get<Facts>());
   if (!why.empty()) {
@@ -98,7 +107,10 @@ std::optional<Guest> Reception::next_guest() {
   }
   store.set(called_key(number), "1");
   // One that has ended while it waited says nothing.
-  if (!store.wait(here_key(number), kAnswer)) return std::nullopt;
+  if (!store.wait(here_key(number), kAnswer)) {
+    pass();
+    return std::nullopt;
+  }
   return Guest{number, job.at("ranks").get<std::int64_t>()};
 }
 
@@ -116,7 +128,7 @@ std::shared_ptr<comm::World> Reception::admit(const Guest& guest) {
 
 void Reception::wait_until_empty() const {
   try {
-    if (joint_) joint_->store.wait("empty", kLeaving);
+    if (joint_) joint_->store.wait(comm::kEmptyKey, comm::kLeaving);
   } catch (const CommError&) {
     // This process serves it.
   }

@@ -119,6 +119,8 @@ std::string job_key(std::int64_t number) { return key_of("job", number); }
 std::string refused_key(std::int64_t number) { return key_of("refused", number); }
 std::string called_key(std::int64_t number) { return key_of("called", number); }
 std::string here_key(std::int64_t number) { return key_of("here", number); }
+std::string passed_key(std::int64_t number) { return key_of("passed", number); }
+std::string gone_key(std::int64_t number) { return key_of("gone", number); }
 std::string place_key(std::int64_t number) { return key_of("place", number); }
 
 }  // namespace heddle::rl

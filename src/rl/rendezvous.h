@@ -16,8 +16,10 @@
 ///     job/N          ranks and facts (run_facts.h) of one
 ///     refused/N      why it is not taken
 ///     called/N       the trainer wants it; it answers with here/N
+///     passed/N       it did not answer in time, and comes anew under another number if it lives
 ///     place/N        where both go on, as one job: trainer rank 0 and all rollout ranks
 ///     over           the trainer needs no rollouts any more
+///     gone/N         it has read that, or was stopped
 ///
 /// From there on everything is as with rl.rollout_ranks, and it ends with this one rollout job.
 namespace heddle::rl {
@@ -64,6 +66,8 @@ std::string job_key(std::int64_t number);
 std::string refused_key(std::int64_t number);
 std::string called_key(std::int64_t number);
 std::string here_key(std::int64_t number);
+std::string passed_key(std::int64_t number);
+std::string gone_key(std::int64_t number);
 std::string place_key(std::int64_t number);
 
 }  // namespace heddle::rl

@@ -93,14 +93,23 @@ class Search {
   /// A trainer whose store answers lives: it may be in the middle of a long step, or have another
   /// rollout job.
   Found wait_for_call(const comm::Store& store, const comm::Endpoint& where) const {
-    const std::int64_t number = store.add(kArrivedKey, 1);
-    store.set(job_key(number), nlohmann::json{{"ranks", ranks_}, {"facts", facts_}}.dump());
-    const auto begun = Clock::now();
+    std::int64_t number = 0;
     bool is_here = false, has_said = false;
+    const auto arrive = [&] {
+      number = store.add(kArrivedKey, 1);
+      store.set(job_key(number), nlohmann::json{{"ranks", ranks_}, {"facts", facts_}}.dump());
+      is_here = false;
+    };
+    arrive();
+    const auto begun = Clock::now();
     while (!stop_) {
       if (const auto place = store.find(place_key(number)))
         return {Found::What::kPlace, number, *place};
-      if (store.find(kNoMoreKey)) return {.what = Found::What::kOver};
+      if (store.find(kNoMoreKey)) {
+        store.set(gone_key(number), "1");
+        return {.what = Found::What::kOver};
+      }
+      if (store.find(passed_key(number))) arrive();
       if (const auto why = store.find(refused_key(number))) {
         return {.what = Found::What::kRefused,
                 .text = fmt::format("rl: the trainer at {} refuses this job: {}", where.to_string(),
@@ -119,6 +128,7 @@ class Search {
       }
       std::this_thread::sleep_for(kPoll);
     }
+    store.set(gone_key(number), "1");
     return {.what = Found::What::kStopped};
   }
 

@@ -5,9 +5,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <chrono>
+#include <cerrno>
 #include <filesystem>
-#include <thread>
 
 #include "base/errors.h"
 #include "base/files.h"
@@ -25,7 +24,6 @@ namespace {
 
 using ::testing::HasSubstr;
 using testing::message_of;
-using Clock = std::chrono::steady_clock;
 
 constexpr const char* kSecret = "a secret of the job";
 
@@ -57,6 +55,14 @@ class Stranger {
     for (ssize_t got = 0; (got = recv(descriptor_, buffer, sizeof buffer, 0)) > 0;)
       all.append(buffer, static_cast<std::size_t>(got));
     return all;
+  }
+  /// Whether the other side has not closed the connection. Takes what it has said.
+  bool is_open() const {
+    char buffer[4096];
+    ssize_t got = 0;
+    while ((got = recv(descriptor_, buffer, sizeof buffer, MSG_DONTWAIT)) > 0) {
+    }
+    return got < 0 && errno == EAGAIN;
   }
   std::string hear(std::size_t count) const {
     std::string bytes(count, '\0');
@@ -143,19 +149,19 @@ TEST(StoreGuard, IdleConnectionsKeepNobodyOut) {
   const Store store = Store::serve(on_loopback(), Seconds(10), kSecret);
   std::vector<std::unique_ptr<Stranger>> idle;
   for (int i = 0; i < 500; ++i) idle.push_back(std::make_unique<Stranger>(store.endpoint().port));
-  const auto begin = Clock::now();
   const Store member = Store::connect(store.endpoint(), Seconds(10), kSecret);
   member.set("a", "1");
   EXPECT_EQ(store.find("a"), "1");
-  EXPECT_LT(Clock::now() - begin, std::chrono::seconds(3));
+  // It came in before the time was over in which a stranger is to greet.
+  EXPECT_TRUE(idle.back()->is_open());
   idle.front()->hear_all();  // closed, as one of the oldest
 }
 
 TEST(StoreGuard, ASilentStoreEndsEveryCallAtTheDeadline) {
   Listener listener = on_loopback();
   // It takes connections, as a frozen process does, and answers nothing.
-  EXPECT_THAT(message_of([&] { Store::connect(listener.local_endpoint(), Seconds(2), kSecret); }),
-              HasSubstr("no answer for 2 s"));
+  EXPECT_THAT(message_of([&] { Store::connect(listener.local_endpoint(), Seconds(5), kSecret); }),
+              HasSubstr("no answer for 5 s"));
 }
 
 TEST(StoreDialogue, AnswersNoMoreThanThePeerReads) {

@@ -146,11 +146,23 @@ TEST_F(LaunchFailureTest, AKilledRankEndsTheOthers) {
   EXPECT_THAT(runs_.printed("run"), HasSubstr("rank 1 was ended by signal 9"));
   // Where Gloo was built is nothing to a user.
   EXPECT_THAT(files::read(runs_.directory() / "run.logs/rank-0.log"),
-              AllOf(HasSubstr("error:"), Not(HasSubstr("/gloo/"))));
+              AllOf(HasSubstr("error:"), HasSubstr("rank 1 failed: it was ended by signal 9"),
+                    Not(HasSubstr("/gloo/"))));
   expect_nothing_left("run");
   // And the run continues from its last checkpoint.
   EXPECT_EQ(runs_.run("run", 2, "dense", {"parallel.fsdp=2", "train.max_steps=12"}), 0)
       << runs_.printed("run");
+}
+
+TEST_F(LaunchFailureTest, AKilledRankIsNamedByALauncherThatLooksLate) {
+  const pid_t launcher = start("run", 2, {"parallel.dp=2", "parallel.timeout_s=8"});
+  kill(launcher, SIGSTOP);
+  kill(ranks_[1], SIGKILL);
+  // It loses its connection to the other and ends, too, before the launcher looks at either.
+  EXPECT_TRUE(testing::has_ended_within(ranks_[0], std::chrono::seconds(100)));
+  kill(launcher, SIGCONT);
+  EXPECT_EQ(testing::wait_for(launcher), 128 + SIGKILL);
+  EXPECT_THAT(runs_.printed("run"), HasSubstr("rank 1 was ended by signal 9"));
 }
 
 TEST_F(LaunchFailureTest, AFrozenRankIsNamedAtTheDeadline) {

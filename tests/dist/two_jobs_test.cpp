@@ -224,9 +224,13 @@ TEST_F(FaultTwoJobsTest, AFrozenSideIsLeftBehind) {
   kill(frozen, SIGCONT);
   ASSERT_TRUE(has_printed(frozen, "frozen", "has not called this job yet"))
       << runs_.printed("frozen");
+  // One that stands still while it is called is passed over, and is told.
+  kill(frozen, SIGSTOP);
   kill(rollouts, SIGKILL);
   EXPECT_EQ(testing::wait_for(rollouts), 128 + SIGKILL);
-  ASSERT_TRUE(has_printed(trainer, "run", "rollout job 3 generates, on 1 rank(s)"))
+  ASSERT_TRUE(has_printed(trainer, "run", "rollout job 3 is passed over")) << runs_.printed("run");
+  kill(frozen, SIGCONT);
+  ASSERT_TRUE(has_printed(trainer, "run", "rollout job 4 generates, on 1 rank(s)"))
       << runs_.printed("run");
   kill(trainer, SIGINT);
   EXPECT_EQ(testing::wait_for(trainer), 0) << runs_.printed("run");

@@ -35,7 +35,7 @@ class Http : public ::testing::Test {
   static ServerOptions options() {
     ServerOptions options;
     options.most_body_bytes = 100'000;
-    options.drain_s = 3;
+    options.drain_s = 3600;
     options.error_body = error_text;
     return options;
   }

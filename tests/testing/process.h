@@ -72,8 +72,9 @@ inline bool has_ended_within(pid_t process, std::chrono::milliseconds limit) {
 }
 
 /// Waits until the process has made `path`: a file that is not empty, or a folder, which it may
-/// have removed again before this process looks. False: it ended before, or took longer than
-/// `limit`. Makes the folder that is to hold it.
+/// have removed again before this process looks; "step-N" is one of those, and was there if a later
+/// step is. False: it ended before, or took longer than `limit`. Makes the folder that is to hold
+/// it.
 inline bool has_made(pid_t process, const std::filesystem::path& path,
                      std::chrono::seconds limit = std::chrono::seconds(100)) {
   std::filesystem::create_directories(path.parent_path());
@@ -84,6 +85,13 @@ inline bool has_made(pid_t process, const std::filesystem::path& path,
   const std::string name = path.filename();
   const auto is_there = [&] {
     std::error_code none;
+    // Of equal length, so that names are in the order of their steps.
+    for (const auto& entry : std::filesystem::directory_iterator(path.parent_path(), none)) {
+      const std::string other = entry.path().filename();
+      if (name.starts_with("step-") && other.size() == name.size() && other.starts_with("step-") &&
+          other > name)
+        return true;
+    }
     return std::filesystem::is_directory(path, none) ||
            (std::filesystem::exists(path, none) && std::filesystem::file_size(path, none) > 0);
   };
