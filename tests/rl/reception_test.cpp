@@ -21,7 +21,7 @@ class ReceptionTest : public RlTest {
     config_ = run("run", {"sync.listen=127.0.0.1:0", "sync.rendezvous_timeout_s=3600"});
     reception_ = std::make_unique<rl::Reception>(config_, nullptr, rl::Facts());
   }
-  /// Of a rollout job of its own.
+  /// The connection of a rollout job of its own.
   comm::Store store() const {
     const rl::Place place = rl::read_place(rl::rendezvous_file(config_)).value();
     return comm::Store::connect(place.endpoint, kNever, place.secret).below(comm::kStorePrefix);
