@@ -277,15 +277,19 @@ class Launch {
     }
     rollouts_.set_place(master, secret_);
     const int status = watch(signals, store);
-    if (store && options_.nodes > 1) wait_for_other_hosts(*store);
+    if (store && options_.nodes > 1) wait_for_other_hosts(signals, *store);
     return status;
   }
 
  private:
-  /// The ranks of other hosts read in the store why this one's have ended.
-  static void wait_for_other_hosts(const comm::Store& store) {
+  /// The ranks of other hosts read in the store why this one's have ended. A signal ends the wait.
+  static void wait_for_other_hosts(const SignalQueue& signals, const comm::Store& store) {
+    const auto deadline = Clock::now() + comm::kLeaving;
     try {
-      store.wait(comm::kEmptyKey, comm::kLeaving);
+      while (Clock::now() < deadline && !store.find(comm::kEmptyKey)) {
+        const int signal = signals.wait(kPoll);
+        if (signal != 0 && signal != SIGCHLD) return;
+      }
     } catch (const CommError&) {
       // Then they cannot read it either.
     }
@@ -373,7 +377,7 @@ class Launch {
     while (!ranks_.empty()) {
       const int signal = signals.wait(kPoll);
       if (signal != 0 && signal != SIGCHLD) ranks_.signal_all(signal == SIGHUP ? SIGTERM : signal);
-      // Those that a killed rank leaves alone may have ended as well since the last look.
+      // Ranks that a killed one leaves alone may have ended as well since the last look.
       std::vector<RankEnd> ends;
       while (const auto end = ranks_.poll()) ends.push_back(*end);
       std::ranges::stable_partition(ends, [](const RankEnd& end) { return end.signal != 0; });

@@ -23,7 +23,7 @@ namespace heddle::comm {
 namespace {
 
 constexpr std::chrono::milliseconds kFirstPause{1}, kLongestPause{50};
-// So much of an answer's time one look at the socket takes at most. A process that stood still in
+// A look at the socket takes this much of an answer's time at most. A process that stood still in
 // it has not waited longer than that, and finds an answer that came meanwhile.
 constexpr std::chrono::milliseconds kLongestLook{100};
 

@@ -59,14 +59,15 @@ template <class Make>
 std::shared_ptr<const StoreHandle> open_store(const Endpoint& endpoint, const char* operation,
                                               Seconds timeout, Make make) {
   // Slices are counted: where this process stood still, `make` has had no time either.
-  Seconds left = answer_time(timeout) + kConnectSlack;
+  const Seconds time = answer_time(timeout);
+  Seconds left = time + kConnectSlack;
   return guarded(endpoint, operation, [&] {
     return run_watched(std::move(make), kSlice, [&] {
       left -= kSlice;
       if (left > Seconds(0)) return;
       throw_error<CommError>(
           "no answer for {:.3g} s; another program may hold the port, or the resolver is slow",
-          timeout.count());
+          time.count());
     });
   });
 }

@@ -45,7 +45,7 @@ Reception::~Reception() {
   if (std::uncaught_exceptions() > 0) return;
   try {
     opened_.store.set(kNoMoreKey, "1");
-    // Those that wait read it here. One that has died does not, and all share the time.
+    // Jobs that wait read it here. One that has died does not, and all share the time.
     const auto deadline = Clock::now() + comm::kLeaving;
     for (std::int64_t number = last_ + 1; number <= arrived(); ++number) {
       const comm::Seconds left = deadline - Clock::now();
@@ -88,6 +88,7 @@ std::optional<Guest> Reception::next_guest() {
   if (!has_guest()) return std::nullopt;
   const std::int64_t number = ++last_;
   const comm::Store& store = opened_.store;
+  if (store.find(gone_key(number))) return std::nullopt;
   const auto pass = [&] {
     log::warning("rl: rollout job {} is passed over: it gave no answer within {:.3g} s", number,
                  kAnswer.count());
@@ -106,7 +107,7 @@ std::optional<Guest> Reception::next_guest() {
     return std::nullopt;
   }
   store.set(called_key(number), "1");
-  // One that has ended while it waited says nothing.
+  // One that was killed while it waited says nothing.
   if (!store.wait(here_key(number), kAnswer)) {
     pass();
     return std::nullopt;

@@ -25,7 +25,8 @@ class Reception {
   /// that a copy of it on another host stays valid. `own`: the trainers' world, null for one rank.
   /// Throws ConfigError for sync.listen and sync.rendezvous, CommError, FileError.
   Reception(const config::RunConfig& config, const comm::World* own, Facts facts);
-  /// Lets those that wait end, unless an error is under way.
+  /// Lets those that wait end, and gives them a few seconds to read it, unless an error is under
+  /// way.
   ~Reception();
   Reception(const Reception&) = delete;
   Reception& operator=(const Reception&) = delete;

@@ -106,7 +106,7 @@ class Search {
       if (const auto place = store.find(place_key(number)))
         return {Found::What::kPlace, number, *place};
       if (store.find(kNoMoreKey)) {
-        store.set(gone_key(number), "1");
+        say_gone(store, number);
         return {.what = Found::What::kOver};
       }
       if (store.find(passed_key(number))) arrive();
@@ -128,8 +128,16 @@ class Search {
       }
       std::this_thread::sleep_for(kPoll);
     }
-    store.set(gone_key(number), "1");
+    say_gone(store, number);
     return {.what = Found::What::kStopped};
+  }
+
+  static void say_gone(const comm::Store& store, std::int64_t number) {
+    try {
+      store.set(gone_key(number), "1");
+    } catch (const CommError&) {
+      // The trainer has not waited for it.
+    }
   }
 
   std::string file_;

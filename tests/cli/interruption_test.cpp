@@ -101,7 +101,7 @@ TEST_F(BadDisk, AFullStandardOutputIsAnError) {
 
 class Signals : public ::testing::Test {
  protected:
-  // What nohup started ignores it and would hand that on.
+  // A program that nohup started ignores it and would hand that on.
   Signals() { ::signal(SIGHUP, SIG_DFL); }
   /// A long run, of which a checkpoint is on the disk.
   pid_t start_and_wait_for_checkpoint(Arguments more) {

@@ -85,7 +85,7 @@ inline bool has_made(pid_t process, const std::filesystem::path& path,
   const std::string name = path.filename();
   const auto is_there = [&] {
     std::error_code none;
-    // Of equal length, so that names are in the order of their steps.
+    // Names of equal length are in the order of their steps.
     for (const auto& entry : std::filesystem::directory_iterator(path.parent_path(), none)) {
       const std::string other = entry.path().filename();
       if (name.starts_with("step-") && other.size() == name.size() && other.starts_with("step-") &&
