@@ -46,9 +46,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 // After the first failure: time to end well, then to end at all. Together below ten seconds.
-constexpr std::chrono::seconds kGrace{8};
+constexpr std::chrono::seconds kGrace{9};
 constexpr std::chrono::milliseconds kPoll{20};
-constexpr comm::Seconds kStoreTimeout{60};
+constexpr comm::Seconds kStoreTimeout{60}, kTry{1};
 
 // Beyond this a number of processes is a slip of the finger.
 constexpr std::int64_t kFewProcesses = 64, kProcessesPerCore = 16, kMostNodes = 100'000;
@@ -275,6 +275,7 @@ class Launch {
                   .below(comm::kStorePrefix);
       store->set(comm::kJobKey, nonce);
     }
+    master_ = master;
     rollouts_.set_place(master, secret_);
     const int status = watch(signals, store);
     if (store && options_.nodes > 1) wait_for_other_hosts(signals, *store);
@@ -369,9 +370,11 @@ class Launch {
     bool is_reported = false;
     Clock::time_point deadline = Clock::time_point::max();
     const auto take = [&](const RankEnd& end) {
-      if (end.status == 0 || first || rollouts_.survives(end)) return;
-      first = end;
-      deadline = Clock::now() + kGrace;
+      if (end.status != 0 && !first && !rollouts_.survives(end)) {
+        first = end;
+        deadline = Clock::now() + kGrace;
+      }
+      if (end.signal != 0) speak_for(end, first.has_value(), store);
     };
     if (early_end_) take(*early_end_);
     while (!ranks_.empty()) {
@@ -386,7 +389,6 @@ class Launch {
       // The others' messages show whether it is one rank's failure or a mistake that all found.
       const bool is_over = ranks_.empty() || Clock::now() >= deadline;
       if (first && !is_reported && (is_over || first->signal != 0)) {
-        if (first->signal != 0) tell_ranks(*first, store);
         report(*first, store);
         is_reported = true;
       }
@@ -399,16 +401,22 @@ class Launch {
     return first ? first->status : 0;
   }
 
-  /// Why the others lost it: a killed rank has not said so itself.
-  static void tell_ranks(const RankEnd& end, const std::optional<comm::Store>& store) {
+  /// Tells the job what a killed rank could not: why the others lost it, and that it is gone.
+  void speak_for(const RankEnd& killed, bool is_failure, const std::optional<comm::Store>& own) {
     try {
-      if (store) {
-        store->set_if_absent(comm::kFailureKey,
-                             fmt::format("{} it was ended by signal {} ({})", end.rank, end.signal,
-                                         strsignal(end.signal)));
+      const comm::Store store =
+          own ? *own : comm::Store::connect(master_, kTry, secret_).below(comm::kStorePrefix);
+      if (is_failure) {
+        store.set_if_absent(comm::kFailureKey,
+                            fmt::format("{} it was ended by signal {} ({})", killed.rank,
+                                        killed.signal, strsignal(killed.signal)));
       }
+      comm::LaunchEnvironment environment;
+      environment.rank = killed.rank;
+      environment.world = ranks();
+      comm::count_out(store, environment);
     } catch (const CommError&) {
-      // They find its connections closed.
+      // The others find its connections closed.
     }
   }
 
@@ -441,6 +449,7 @@ class Launch {
 
   LaunchOptions options_;
   std::string secret_;
+  comm::Endpoint master_;  ///< Where the job's store is.
   RankProcesses ranks_;
   LostRollouts rollouts_;
   std::map<std::int64_t, std::ifstream> logs_;

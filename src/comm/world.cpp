@@ -159,7 +159,12 @@ Store open_job_store(const LaunchEnvironment& environment, Seconds timeout) {
 }
 
 void count_out(const Store& job_store, const LaunchEnvironment& environment, std::int64_t ranks) {
-  if (job_store.add("left", ranks) >= environment.world) job_store.set(kEmptyKey, "1");
+  // A rank counts once, whoever speaks for it.
+  std::int64_t left = 0;
+  for (std::int64_t rank = environment.rank; rank < environment.rank + ranks; ++rank) {
+    if (job_store.add(fmt::format("left/{}", rank), 1) == 1) left = job_store.add("left", 1);
+  }
+  if (left >= environment.world) job_store.set(kEmptyKey, "1");
   if (environment.serves_store) job_store.wait(kEmptyKey, kLeaving);
 }
 

@@ -28,7 +28,7 @@ constexpr int kMostSilent = 3;
 /// Workers that end before their first answer may be more: that costs no time to find out.
 constexpr int kMostStillborn = 8;
 /// Workers have so long to end by themselves when the run does.
-constexpr std::chrono::seconds kLeave{5};
+constexpr std::chrono::seconds kLeave{3};
 
 }  // namespace
 

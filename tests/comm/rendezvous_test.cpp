@@ -105,6 +105,20 @@ TEST(Rendezvous, TheServerOfTheStoreGoesWhenAllKnowOfItsFailure) {
   EXPECT_EQ(found, "rank 0 failed: the disk is full");
 }
 
+TEST(Rendezvous, AJobIsEmptyWhenEachOfItsRanksIsCountedOut) {
+  const Served served;
+  const Store job = served.store.below(kStorePrefix);
+  const auto all = environments(3, served.master);
+  count_out(job, all[0]);
+  // Its launcher may speak for it as well.
+  count_out(job, all[0]);
+  count_out(job, all[1]);
+  EXPECT_FALSE(job.find(kEmptyKey));
+  // A launcher speaks for all ranks of its host.
+  count_out(job, all[1], 2);
+  EXPECT_TRUE(job.find(kEmptyKey));
+}
+
 TEST(Rendezvous, ARefusalIsReadByThoseThatComeLate) {
   auto all = environments(2, make_endpoint("127.0.0.1", testing::free_port(), "test"));
   all[0].serves_store = all[0].announces_job = true;

@@ -6,6 +6,8 @@
 #include <array>
 #include <cmath>
 
+#include <fmt/format.h>
+
 #include "dist/launched_run.h"
 #include "testing/free_port.h"
 
@@ -36,6 +38,27 @@ class LaunchersTest : public ::testing::Test {
     ASSERT_EQ(found.size(), 2u);
     for (std::size_t i = 0; i < 2; ++i)
       EXPECT_NEAR(found[i].loss, expected[i].loss, 1e-9 * expected[i].loss);
+  }
+
+  /// Starts the launcher of one of two hosts.
+  pid_t host(const std::string& node, const std::string& master, const std::string& processes,
+             const std::string& run, const Words& more) {
+    Words words = {"launch",
+                   "--nproc",
+                   processes,
+                   "--nnodes",
+                   "2",
+                   "--node-rank",
+                   node,
+                   "--master",
+                   master,
+                   "--log-dir",
+                   runs_.log_of("hosts").string() + "s",
+                   "--"};
+    Words all = kShort;
+    all.insert(all.end(), more.begin(), more.end());
+    for (const std::string& word : runs_.command(run, 0, "dense", all)) words.push_back(word);
+    return testing::start_heddle(words, runs_.log_of("host" + node));
   }
 
   static std::string port() { return std::to_string(testing::free_port()); }
@@ -272,28 +295,9 @@ TEST_F(DifferingRanksTest, ScoreAndBenchAreComparedToo) {
 
 TEST_F(LaunchersTest, HostsThatWereToldDifferentThingsAreToldWhich) {
   const auto begun = std::chrono::steady_clock::now();
-  const auto host = [&](const char* node, const std::string& master, const char* processes,
-                        const Words& more) {
-    Words words = {"launch",
-                   "--nproc",
-                   processes,
-                   "--nnodes",
-                   "2",
-                   "--node-rank",
-                   node,
-                   "--master",
-                   master,
-                   "--log-dir",
-                   runs_.log_of("hosts").string() + "s",
-                   "--"};
-    Words all = kShort;
-    all.insert(all.end(), more.begin(), more.end());
-    for (const std::string& word : runs_.command("run", 0, "dense", all)) words.push_back(word);
-    return testing::start_heddle(words, runs_.log_of(std::string("host") + node));
-  };
   std::string master = "127.0.0.1:" + port();
-  const pid_t first = host("0", master, "1", {"parallel.fsdp=2"});
-  const pid_t second = host("1", master, "1", {"parallel.fsdp=2", "optim.lr=5e-3"});
+  const pid_t first = host("0", master, "1", "run", {"parallel.fsdp=2"});
+  const pid_t second = host("1", master, "1", "run", {"parallel.fsdp=2", "optim.lr=5e-3"});
   EXPECT_EQ(testing::wait_for(first), 2);
   EXPECT_EQ(testing::wait_for(second), 2);
   for (const char* name : {"host0", "host1"}) {
@@ -302,12 +306,31 @@ TEST_F(LaunchersTest, HostsThatWereToldDifferentThingsAreToldWhich) {
   }
   // More ranks on one of them.
   master = "127.0.0.1:" + port();
-  const pid_t waiting = host("0", master, "1", {"parallel.fsdp=2"});
-  EXPECT_EQ(testing::wait_for(host("1", master, "2", {"parallel.fsdp=2"})), 2);
+  const pid_t waiting = host("0", master, "1", "run", {"parallel.fsdp=2"});
+  EXPECT_EQ(testing::wait_for(host("1", master, "2", "run", {"parallel.fsdp=2"})), 2);
   EXPECT_THAT(runs_.printed("host1"), ::testing::HasSubstr("does not match the 4 ranks"));
   EXPECT_NE(testing::wait_for(waiting), 0);
   EXPECT_THAT(runs_.printed("host0"), ::testing::HasSubstr("does not match the 4 ranks"));
   EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(60));
+}
+
+TEST_F(LaunchersTest, TheOtherHostIsToldOfAKilledRank) {
+  const Words endless = {"parallel.fsdp=2", "parallel.timeout_s=3600", "train.max_steps=100000"};
+  for (const std::size_t killed : {0, 1}) {
+    const std::string master = "127.0.0.1:" + port(), run = fmt::format("run{}", killed);
+    const std::array<pid_t, 2> hosts = {host("0", master, "1", run, endless),
+                                        host("1", master, "1", run, endless)};
+    ASSERT_TRUE(testing::has_made(hosts[0], runs_.directory() / run / "metrics.jsonl"))
+        << runs_.printed("host0");
+    const std::vector<pid_t> ranks = testing::children_of(hosts[killed]);
+    ASSERT_EQ(ranks.size(), 1u);
+    kill(ranks[0], SIGKILL);
+    EXPECT_EQ(testing::wait_for(hosts[killed]), 128 + SIGKILL);
+    EXPECT_EQ(testing::wait_for(hosts[1 - killed]), 1);
+    EXPECT_THAT(
+        runs_.printed(fmt::format("host{}", 1 - killed)),
+        ::testing::HasSubstr(fmt::format("rank {} failed: it was ended by signal 9", killed)));
+  }
 }
 
 TEST_F(LaunchersTest, BenchTimesTheStepsOfSeveralRanks) {
