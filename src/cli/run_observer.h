@@ -23,6 +23,27 @@ ui::StepMetrics to_metrics(const train::StepInfo& step);
 /// An evaluation before the first step, as a row of its own: without what only training gives.
 train::StepInfo before_training(const train::Evaluation& evaluation);
 
+/// Answers log.sample_prompts with the model in training. All ranks call it together.
+using Sampler = std::function<std::vector<std::string>()>;
+
+/// Ranks besides 0 show and record nothing; they take part in the answers to log.sample_prompts,
+/// where RunObserver asks for them.
+class QuietObserver : public train::Observer {
+ public:
+  void sample_with(Sampler sampler) { sampler_ = std::move(sampler); }
+  void on_resume(std::int64_t step, const std::filesystem::path&) override { resumed_step_ = step; }
+  void on_start(const train::RunInfo&) override {
+    if (sampler_ && resumed_step_ == 0) sampler_();
+  }
+  void on_finish(const train::Summary& summary) override {
+    if (sampler_ && !summary.stopped) sampler_();
+  }
+
+ private:
+  Sampler sampler_;
+  std::int64_t resumed_step_ = 0;
+};
+
 /// Shows a run on the terminal and records it in its directory: start-up table, progress line,
 /// metrics.jsonl, TensorBoard events, config.resolved.yaml, report.html, and the answers to
 /// log.sample_prompts before and after.
@@ -31,10 +52,7 @@ class RunObserver : public train::Observer {
   RunObserver(std::string command, const config::RunConfig& config, const Session& session);
   ~RunObserver() override;
 
-  /// `sampler` answers log.sample_prompts with the model in training.
-  void sample_with(std::function<std::vector<std::string>()> sampler) {
-    sampler_ = std::move(sampler);
-  }
+  void sample_with(Sampler sampler) { sampler_ = std::move(sampler); }
 
   void on_tokenize(const std::string& file, double fraction, std::int64_t rows) override;
   void on_start(const train::RunInfo& info) override;
@@ -58,7 +76,7 @@ class RunObserver : public train::Observer {
   const config::RunConfig& config_;
   const Session& session_;
   std::filesystem::path directory_;
-  std::function<std::vector<std::string>()> sampler_;  ///< Empty: none.
+  Sampler sampler_;  ///< Empty: none.
   std::int64_t resumed_step_ = 0;
   std::filesystem::path resumed_from_;
   std::unique_ptr<ui::Progress> tokenizing_, progress_;

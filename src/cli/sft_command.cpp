@@ -31,7 +31,7 @@
 namespace heddle::cli {
 namespace {
 
-/// Rank 0 shows and records the run; the others only train.
+/// Rank 0 shows and records the run; the others train, and generate with it.
 train::Summary train_as_rank(const std::string& name, const config::RunConfig& config,
                              const StopRequest& stop, const std::shared_ptr<comm::World>& world,
                              const Session& session) {
@@ -40,12 +40,7 @@ train::Summary train_as_rank(const std::string& name, const config::RunConfig& c
                                           : !config.eval.input.empty() ? judged_subject
                                                                        : train::dataset_subject;
   return comm::announcing_failure(world.get(), [&] {
-    if (world && world->rank() > 0) {
-      train::Observer quiet;
-      return train::Trainer(config, quiet, stop.flag(), world, make_subject).run();
-    }
-    RunObserver observer(name, config, session);
-    try {
+    const auto run = [&](auto& observer) {
       train::Trainer trainer(config, observer, stop.flag(), world, make_subject);
       if (!config.log.sample_prompts.empty()) {
         observer.sample_with([&] {
@@ -56,6 +51,14 @@ train::Summary train_as_rank(const std::string& name, const config::RunConfig& c
         });
       }
       return trainer.run();
+    };
+    if (world && world->rank() > 0) {
+      QuietObserver observer;
+      return run(observer);
+    }
+    RunObserver observer(name, config, session);
+    try {
+      return run(observer);
     } catch (const std::exception& error) {
       observer.on_failure(error.what());
       throw;

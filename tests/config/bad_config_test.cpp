@@ -304,11 +304,11 @@ INSTANTIATE_TEST_SUITE_P(
                   {},
                   "run.yaml:4: train.early_stop_patience: early stopping needs data.eval"},
         BadConfig{
-            "SeveralRanksAndSamples",
-            after_good("parallel: {pp: 2}\nlog: {sample_prompts: [hello]}\n"),
+            "SamplesOfDividedSequences",
+            after_good("parallel: {cp: 2}\nlog: {sample_prompts: [hello]}\n"),
             {},
-            "run.yaml:5: log.sample_prompts: needs the whole model on one rank, so parallel.fsdp, "
-            "parallel.tp, parallel.cp, parallel.ep and parallel.pp 1"}),
+            "run.yaml:5: log.sample_prompts: answers are generated in any layout but parallel.cp "
+            "above 1; expected [] with it"}),
     testing::ParameterName());
 
 }  // namespace

@@ -54,6 +54,34 @@ class GenerateTest : public ::testing::Test {
   std::vector<nlohmann::json> lines_;
 };
 
+TEST_F(GenerateTest, SamplesOfARunAreTheSameInEveryLayout) {
+  struct Layout {
+    std::int64_t ranks = 0;
+    const char* model = "dense";
+    Words words = {};
+  };
+  const Words sampled = {"log.sample_prompts=[row 7, 'text 12, longer']", "log.sample_tokens=8",
+                         "train.max_steps=3", "model.dtype=float64", "log.report=true"};
+  const auto samples = [&](const Layout& layout) {
+    Words words = sampled;
+    words.insert(words.end(), layout.words.begin(), layout.words.end());
+    std::filesystem::remove_all(runs_.directory() / "sampled");
+    EXPECT_EQ(runs_.run("sampled", layout.ranks, layout.model, words), 0)
+        << runs_.printed("sampled");
+    return nlohmann::json::parse(files::read(runs_.directory() / "sampled/report.json"))
+        .at("samples");
+  };
+  for (const char* model : {"dense", "moe"}) {
+    const nlohmann::json alone = samples({0, model});
+    ASSERT_EQ(alone.size(), 2u);
+    for (const Words& layout :
+         {Words{"parallel.dp=2"}, {"parallel.fsdp=2"}, {"parallel.tp=2"}, {"parallel.pp=2"}}) {
+      EXPECT_EQ(samples({2, model, layout}), alone) << model << " " << layout[0];
+    }
+  }
+  EXPECT_EQ(samples({2, "moe", {"parallel.fsdp=2", "parallel.ep=2"}}), samples({0, "moe"}));
+}
+
 TEST_F(GenerateTest, RunsOnASimulatedNpu) {
   const std::vector<nlohmann::json> rows = {{{"input_ids", {5, 6, 7}}}, {{"input_ids", {9}}}};
   setenv("HEDDLE_SIM_NPU", "1", /*overwrite=*/1);
