@@ -119,25 +119,9 @@ TEST_F(LaunchersTest, TwoHosts) {
   ASSERT_EQ(runs_.run("alone", 0, "dense", kShort), 0);
   const std::string master = "127.0.0.1:" + port();
   std::vector<pid_t> hosts;
-  for (const char* node : {"1", "0"}) {
-    Words words = {"launch",
-                   "--nproc",
-                   "1",
-                   "--nnodes",
-                   "2",
-                   "--node-rank",
-                   node,
-                   "--master",
-                   master,
-                   "--log-dir",
-                   (runs_.directory() / "logs").string(),
-                   "--"};
-    Words more = kShort;
-    more.push_back("parallel.fsdp=2");
-    for (const std::string& word : runs_.command("run", 0, "dense", more)) words.push_back(word);
-    hosts.push_back(testing::start_heddle(words, runs_.log_of(std::string("host") + node)));
-  }
-  for (const pid_t host : hosts) EXPECT_EQ(testing::wait_for(host), 0);
+  for (const char* node : {"1", "0"})
+    hosts.push_back(host(node, master, "1", "run", {"parallel.fsdp=2"}));
+  for (const pid_t launcher : hosts) EXPECT_EQ(testing::wait_for(launcher), 0);
   EXPECT_NEAR(runs_.metrics("run").at(1).loss, runs_.metrics("alone").at(1).loss, 1e-8);
 }
 
