@@ -1,4 +1,3 @@
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -15,8 +14,6 @@
 #include <thread>
 #include <vector>
 
-#include <fmt/chrono.h>
-
 #include "assembly/from_config.h"
 #include "base/chosen_directory.h"
 #include "base/errors.h"
@@ -29,6 +26,7 @@
 #include "cli/command.h"
 #include "cli/continuation.h"
 #include "cli/lost_rollouts.h"
+#include "cli/rank_logs.h"
 #include "cli/rank_processes.h"
 #include "comm/launch_environment.h"
 #include "comm/mesh.h"
@@ -194,36 +192,6 @@ class SignalQueue {
  private:
   sigset_t set_{}, before_{};
 };
-
-/// The last error of a log; "" if there is none. Reads it from its beginning.
-std::string last_error_line(std::ifstream& log) {
-  log.clear();
-  log.seekg(0);
-  std::string line, found;
-  while (std::getline(log, line)) {
-    const auto at = line.find("error: ");
-    if (at != std::string::npos) found = line.substr(at + 7);
-  }
-  return found;
-}
-
-/// Moves the log of an earlier start away, to a name with the time of its last line: what a failed
-/// run said is often read after the next one has begun.
-void keep_earlier(const std::filesystem::path& log) {
-  struct stat status {};
-  if (stat(log.c_str(), &status) != 0 || status.st_size == 0) return;
-  const std::string time = fmt::format("{:%Y%m%d-%H%M%S}", fmt::localtime(status.st_mtime));
-  for (int copy = 1;; ++copy) {
-    const std::string suffix = copy == 1 ? "" : fmt::format("-{}", copy);
-    const std::filesystem::path kept =
-        log.parent_path() / fmt::format("{}.{}{}.log", log.stem().string(), time, suffix);
-    if (std::filesystem::exists(kept)) continue;
-    std::error_code error;
-    std::filesystem::rename(log, kept, error);
-    if (error) throw_error<FileError>("cannot rename {}: {}", log.string(), error.message());
-    return;
-  }
-}
 
 class Launch {
  public:

@@ -71,9 +71,15 @@ std::string join_error(const LaunchEnvironment& environment, double timeout_s) {
   return "";
 }
 
-TEST(Rendezvous, RankZeroMayServe) {
+/// Environments where no launcher serves the store.
+std::vector<LaunchEnvironment> two_ranks_of_which_0_serves() {
   auto all = environments(2, make_endpoint("127.0.0.1", testing::free_port(), "test"));
   all[0].serves_store = all[0].announces_job = true;
+  return all;
+}
+
+TEST(Rendezvous, RankZeroMayServe) {
+  const auto all = two_ranks_of_which_0_serves();
   std::string late;
   // The client comes first and must try again until the server listens.
   std::jthread client([&] { late = join_error(all[1], 20); });
@@ -84,8 +90,7 @@ TEST(Rendezvous, RankZeroMayServe) {
 }
 
 TEST(Rendezvous, TheServerOfTheStoreGoesWhenAllKnowOfItsFailure) {
-  auto all = environments(2, make_endpoint("127.0.0.1", testing::free_port(), "test"));
-  all[0].serves_store = all[0].announces_job = true;
+  const auto all = two_ranks_of_which_0_serves();
   std::promise<void> gone;
   std::string found;
   std::jthread slow([&] {
@@ -120,8 +125,7 @@ TEST(Rendezvous, AJobIsEmptyWhenEachOfItsRanksIsCountedOut) {
 }
 
 TEST(Rendezvous, ARefusalIsReadByThoseThatComeLate) {
-  auto all = environments(2, make_endpoint("127.0.0.1", testing::free_port(), "test"));
-  all[0].serves_store = all[0].announces_job = true;
+  const auto all = two_ranks_of_which_0_serves();
   std::promise<void> gone;
   std::string found;
   std::jthread late([&] {
