@@ -6,6 +6,7 @@
 
 #include "ops/autograd.h"
 #include "ops/cuda/fused_support.h"
+#include "ops/linear/cuda/fp8_tensors.h"
 #include "ops/linear/linear.h"
 #include "ops/rms_norm/rms_norm.h"
 #include "ops/swiglu/swiglu.h"
@@ -24,18 +25,16 @@ at::Tensor matrix(std::int64_t rows, std::int64_t columns, std::uint64_t seed) {
   return randn({rows, columns}, at::kBFloat16, seed).to(gpu());
 }
 
-/// The form beside a tensor has the bits that a conversion of it gives: products of both agree in
-/// all bits. The product takes it away.
-void expect_same_product(const at::Tensor& x) {
-  const KernelTable kernels = table<Linear>("cuda.fp8_rowwise_or_bf16");
-  const Linear::Functions& linear = kernels.get<Linear>();
-  const at::Tensor w = matrix(4096, x.size(1), 99), copy = x.clone();
-  ASSERT_TRUE(cuda::has_beside(x));
+/// The form beside a tensor has the bits that a conversion of it gives.
+void expect_same_rows(const at::Tensor& x) {
+  const std::optional<cuda::EightBitRows> found = cuda::look_beside(x);
+  ASSERT_TRUE(found.has_value());
+  const at::Tensor copy = x.clone();
   ASSERT_FALSE(cuda::has_beside(copy));
-  const at::Tensor y = linear.forward({{{ops::detached(x), w}}})[0];
-  EXPECT_FALSE(cuda::has_beside(x));
-  EXPECT_TRUE(identical(y.cpu(), linear.forward({{{copy, w}}})[0].cpu()));
-  EXPECT_TRUE(identical(y.cpu(), linear.forward({{{x, w}}})[0].cpu()));
+  const cuda::EightBitRows expected = linear_fp8::rows_of(copy);
+  EXPECT_TRUE(
+      identical(found->values.view(at::kByte).cpu(), expected.values.view(at::kByte).cpu()));
+  EXPECT_TRUE(identical(found->scales.cpu(), expected.scales.cpu()));
 }
 
 TEST_F(GpuEightBit, SwigluWritesItsOutputAndGradients) {
@@ -49,14 +48,14 @@ TEST_F(GpuEightBit, SwigluWritesItsOutputAndGradients) {
     up[3].zero_();
     const at::Tensor y = b.forward(gate, up);
     EXPECT_TRUE(identical(y.cpu(), a.forward(gate, up).cpu()));
-    expect_same_product(y);
+    expect_same_rows(y);
     const auto [d_gate, d_up, again] = b.backward_again(gate, up, dy);
     const auto [gate_expected, up_expected, y_expected] = a.backward_again(gate, up, dy);
     EXPECT_TRUE(identical(d_gate.cpu(), gate_expected.cpu()));
     EXPECT_TRUE(identical(d_up.cpu(), up_expected.cpu()));
     EXPECT_TRUE(identical(again.cpu(), y_expected.cpu()));
-    expect_same_product(d_gate);
-    expect_same_product(d_up);
+    expect_same_rows(d_gate);
+    expect_same_rows(d_up);
   }
 }
 
@@ -73,18 +72,35 @@ TEST_F(GpuEightBit, NormWritesItsOutputAndGradient) {
       const RmsNorm::Forward found = b.forward(x, added, weight, 1e-6),
                              expected = a.forward(x, added, weight, 1e-6);
       EXPECT_TRUE(identical(found.y.cpu(), expected.y.cpu()));
-      expect_same_product(found.y);
+      expect_same_rows(found.y);
       for (const at::Tensor& grad_sum : {at::Tensor(), ds}) {
         for (const at::Tensor& second : {at::Tensor(), residual}) {
           const RmsNorm::Backward in{x, weight, found.rstd, dy, second, grad_sum};
           const RmsNorm::Gradients g = b.backward(in), g_expected = a.backward(in);
           EXPECT_TRUE(identical(g.input.cpu(), g_expected.input.cpu()));
           EXPECT_TRUE(identical(g.weight.cpu(), g_expected.weight.cpu()));
-          expect_same_product(g.input);
+          expect_same_rows(g.input);
         }
       }
     }
   }
+}
+
+// The product takes the form away, and its bits are those without one.
+TEST_F(GpuEightBit, ProductsReadTheForm) {
+  const KernelTable swiglu = table<Swiglu>("cuda.fused_fp8"),
+                    kernels = table<Linear>("cuda.fp8_rowwise_or_bf16");
+  const Linear::Functions& linear = kernels.get<Linear>();
+  const std::int64_t rows = 4099, width = 3584;
+  const at::Tensor w = matrix(4096, width, 99),
+                   y = swiglu.get<Swiglu>().forward(matrix(rows, width, 1), matrix(rows, width, 2)),
+                   copy = y.clone();
+  ASSERT_TRUE(cuda::has_beside(y));
+  ASSERT_FALSE(cuda::has_beside(copy));
+  const at::Tensor found = linear.forward({{{ops::detached(y), w}}})[0];
+  EXPECT_FALSE(cuda::has_beside(y));
+  EXPECT_TRUE(identical(found.cpu(), linear.forward({{{copy, w}}})[0].cpu()));
+  EXPECT_TRUE(identical(found.cpu(), linear.forward({{{y, w}}})[0].cpu()));
 }
 
 // A tensor that was written to since is another matrix; so is a part of it.
