@@ -419,8 +419,9 @@ void Sharding::finish_reduction() {
   for (auto& [parameter, sum] : sums_) parameter->set_reduced_gradient(std::move(sum));
   sums_.clear();
   place_in_sums_.clear();
-  if (tied_ == nullptr || !tied_->trainable() || !tied_->gradient().defined()) return;
-  at::Tensor sum = tied_->gradient().contiguous();
+  if (tied_ == nullptr || !tied_->trainable()) return;
+  // One end may have none where the other has: a step without loss reaches the embedding alone.
+  at::Tensor sum = tied_->gradient_buffer().contiguous();
   end_stages_.all_reduce_sum(sum);
   tied_->set_reduced_gradient(sum);
 }

@@ -165,6 +165,33 @@ TEST_F(ReinforcementTest, CriticIsTheSameInEveryLayout) {
   EXPECT_NEAR(parts[4].at("loss").get<double>(), full[4].at("loss").get<double>(), 1e-8);
 }
 
+// No completion of a random policy ends before the limit, so that nothing is learnt: the last
+// stage has no gradient for the embedding that it shares with the first, which has one of zeros.
+TEST_F(ReinforcementTest, StepsWithoutLossLeaveThePolicyInEveryLayout) {
+  const struct {
+    const char* name;
+    int ranks;
+    Words settings;
+  } layouts[] = {{"one", 0, {}},
+                 {"stages", 2, {"parallel.pp=2"}},
+                 {"interleaved", 2, {"parallel.pp=2", "parallel.pp_schedule=interleaved"}},
+                 {"sharded", 2, {"parallel.fsdp=2"}},
+                 {"tensors", 2, {"parallel.tp=2"}}};
+  for (const auto& [name, ranks, settings] : layouts) {
+    Words words = {"model.dtype=float64", "rl.overlong=mask", "train.max_steps=2",
+                   "train.grad_cosine=true"};
+    words.insert(words.end(), settings.begin(), settings.end());
+    ASSERT_EQ(train(name, ranks, words), 0) << runs_.printed(name);
+    const auto rows = metrics(name);
+    ASSERT_EQ(rows.size(), 2u) << name;
+    for (const nlohmann::json& row : rows) {
+      EXPECT_EQ(row.at("loss"), 0) << name;
+      EXPECT_EQ(row.at("grad_norm"), 0) << name;
+    }
+    EXPECT_EQ(weights(name), weights("one")) << name;
+  }
+}
+
 TEST_F(ReinforcementTest, CorrectionsReferenceAndEntropyAreTheSameInEveryLayout) {
   const auto run = [&](const std::string& name, int ranks, Words more) {
     Words settings = {"model.dtype=float64", "rl.old_logprobs=recompute", "optim.lr=1e-2",
