@@ -75,6 +75,13 @@ YAML::Node override_value(const std::string& text) {
   throw YAML::Exception(YAML::Mark::null_mark(), "there is more after the value");
 }
 
+/// A pattern as *norm* is a reference to YAML.
+std::string reason_of(const YAML::Exception& e) {
+  const bool is_reference = e.msg.starts_with(YAML::ErrorMsg::UNKNOWN_ANCHOR) ||
+                            e.msg.starts_with(YAML::ErrorMsg::ALIAS_NOT_FOUND);
+  return e.msg + (is_reference ? "; a text that begins with * is quoted, as \"*norm*\"" : "");
+}
+
 class Reader {
  public:
   /// `adapters`: takes the list of that name; null: it is refused.
@@ -92,7 +99,7 @@ class Reader {
       has_second = has_second_document(text);
       if (!has_second) document = YAML::Load(text);
     } catch (const YAML::Exception& e) {
-      throw_error<ConfigError>("{}: not valid YAML: {}", source_.at(e.mark), e.msg);
+      throw_error<ConfigError>("{}: not valid YAML: {}", source_.at(e.mark), reason_of(e));
     }
     if (has_second) throw_error<ConfigError>("{}: expected one YAML document, found more", name);
     if (document.IsNull()) return;
@@ -116,7 +123,7 @@ class Reader {
       value = override_value(argument.substr(equals + 1));
     } catch (const YAML::Exception& e) {
       throw_error<ConfigError>("command line: {}: the value is not valid YAML: {}",
-                               without_secret(argument), e.msg);
+                               without_secret(argument), reason_of(e));
     }
     assign(argument.substr(0, equals), value.Mark(), value);
   }

@@ -208,6 +208,11 @@ INSTANTIATE_TEST_SUITE_P(
                   after_good("optim: {lr: 1\n"),
                   {},
                   "run.yaml:5: not valid YAML: end of map flow not found"},
+        BadConfig{"APatternThatIsNotQuoted",
+                  after_good("train:\n  freeze: [*norm*]\n"),
+                  {},
+                  "run.yaml:5: not valid YAML: the referenced anchor is not defined; a text that "
+                  "begins with * is quoted, as \"*norm*\""},
         BadConfig{"AByteThatIsNoText",
                   after_good("optim: {lr: 1}\n\xff\n"),
                   {},
@@ -255,6 +260,17 @@ INSTANTIATE_TEST_SUITE_P(
                   after_good(""),
                   {"optim.lr"},
                   "command line: expected key=value (as optim.lr=3e-4), found 'optim.lr'"},
+        BadConfig{"OverrideWithAPatternThatIsNotQuoted",
+                  after_good(""),
+                  {"train.freeze=[*norm*]"},
+                  "command line: train.freeze=[*norm*]: the value is not valid YAML: the "
+                  "referenced anchor is not defined; a text that begins with * is quoted, as "
+                  "\"*norm*\""},
+        BadConfig{"OverrideOfAStarAlone",
+                  after_good(""),
+                  {"train.freeze=*"},
+                  "command line: train.freeze=*: the value is not valid YAML: alias not found "
+                  "after *; a text that begins with * is quoted, as \"*norm*\""},
         BadConfig{"OverrideThatIsNoYaml",
                   after_good(""),
                   {"optim.betas=[0.9"},
