@@ -138,6 +138,7 @@ ModelOnRanks place(const ModelRecipe& recipe, const runtime::Context& context) {
   ModelOnRanks placed;
   placed.context = context;
   placed.source = recipe.source;
+  placed.label_names = recipe.label_names;
   placed.model = make_model(recipe, context);
   if (runs(recipe)) {
     for (const std::string& line : placed.model->kernels().warnings()) log::warning("{}", line);

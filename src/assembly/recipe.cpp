@@ -2,10 +2,12 @@
 
 #include <algorithm>
 
+#include "base/errors.h"
 #include "ckpt/config_bounds.h"
 #include "ckpt/hf_adapter.h"
 #include "ckpt/hf_model.h"
 #include "ckpt/hf_vocabulary.h"
+#include "ckpt/label_names.h"
 #include "parallel/layout.h"
 
 namespace heddle::assembly {
@@ -33,8 +35,20 @@ ModelRecipe recipe_of_directory(const std::filesystem::path& directory,
     recipe.config.vocab_size = std::max(recipe.config.vocab_size, ckpt::vocabulary_rows(*put_on));
     if (head == Head::kLanguageModel && ckpt::unties_head(*put_on))
       recipe.config.tie_word_embeddings = false;
+    if (const std::int64_t rows = ckpt::label_rows(*put_on); rows > 0) recipe.num_labels = rows;
+    recipe.label_names = ckpt::label_names_of_adapter(put_on->path());
+    if (!recipe.label_names.empty() && std::ssize(recipe.label_names) != recipe.num_labels) {
+      throw_error<ModelError>("{}: names {} classes, the head has {}: expected one for each",
+                              (put_on->path() / ckpt::kLabelNamesFile).string(),
+                              recipe.label_names.size(), recipe.num_labels);
+    }
     recipe.adapters = put_on;
   }
+  if (recipe.label_names.empty()) {
+    recipe.label_names =
+        ckpt::label_names(recipe.source->config(), (directory / "config.json").string());
+  }
+  if (std::ssize(recipe.label_names) != recipe.num_labels) recipe.label_names.clear();
   return recipe;
 }
 

@@ -56,7 +56,8 @@ struct ModelRecipe {
   ModelConfig config;
   std::string prefix = "model.";  ///< How the checkpoint names the text model.
   Head head = Head::kLanguageModel;
-  std::int64_t num_labels = 0;  ///< Outputs of a classification head.
+  std::int64_t num_labels = 0;           ///< Outputs of a classification head.
+  std::vector<std::string> label_names;  ///< Of its classes; empty: the files have none, or others.
   Purpose purpose = Purpose::kScore;
   bool generates = false;  ///< A model that trains or scores also answers prompts.
 

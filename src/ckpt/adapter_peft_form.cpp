@@ -48,7 +48,7 @@ std::map<std::string, Repeated> tensors_of(const AdapterDirectory& adapter) {
 
 std::uint64_t write_in_peft_form(const AdapterDirectory& adapter, const Path& path,
                                  bool overwrite) {
-  const std::vector<Companion> companions = find_companions(adapter.path(), Companions::kAll);
+  const std::vector<Companion> companions = find_companions(adapter.path(), Companions::kAdapter);
   check_output_directory(path, overwrite, kAdapterConfig);
   const Path place = output_place(path);
   StagingDirectory staging(place, place.string() + ".tmp");

@@ -5,6 +5,7 @@
 
 #include "base/errors.h"
 #include "base/hash.h"
+#include "ckpt/label_names.h"
 
 namespace heddle::ckpt {
 namespace {
@@ -30,6 +31,11 @@ constexpr std::array kOtherFiles = {
     "LICENSE.md",
     "NOTICE",
     "README.md",
+};
+
+constexpr std::array kOutputFiles = {
+    kLabelNamesFile,           "modules.json", "sentence_bert_config.json", "1_Pooling/config.json",
+    "2_Normalize/config.json",
 };
 
 /// Throws as files::read().
@@ -62,6 +68,9 @@ std::vector<Companion> find_companions(const Path& directory, Companions which) 
   }
   if (which == Companions::kOther) return found;
   for (const char* name : kTokenizerFiles) add(name);
+  if (which == Companions::kAdapter) {
+    for (const char* name : kOutputFiles) add(name);
+  }
   // Named templates beside the default one.
   std::error_code ignored;
   const Path templates = "additional_chat_templates";

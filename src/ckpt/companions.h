@@ -13,6 +13,7 @@ enum class Companions {
   kTokenizer,  // tokenizer and chat template
   kOther,      // generation, processor, licence and README files
   kAll,
+  kAdapter,  // all, and what tells how an adapter's outputs are read: names of classes, pooling
 };
 
 /// (name, content)

@@ -165,6 +165,14 @@ std::int64_t vocabulary_rows(const AdapterDirectory& directory) {
   return rows;
 }
 
+std::int64_t label_rows(const AdapterDirectory& directory) {
+  const SavedParameter* const score =
+      find_saved(directory, [](const std::string& name) { return name == "score.weight"; });
+  return score != nullptr && score->tensor.shape.size() == 2
+             ? static_cast<std::int64_t>(score->tensor.shape[0])
+             : 0;
+}
+
 bool unties_head(const AdapterDirectory& directory) {
   const SavedParameter* const embedding = find_saved(directory, is_embedding);
   const SavedParameter* const head = find_saved(directory, is_head);

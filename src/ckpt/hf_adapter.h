@@ -23,6 +23,9 @@ adapters::Adaptable adaptable(Model& model);
 /// model it is put on needs as many.
 std::int64_t vocabulary_rows(const AdapterDirectory& directory);
 
+/// Outputs of the classification head that an adapter brings along; 0 if it brings none.
+std::int64_t label_rows(const AdapterDirectory& directory);
+
 /// Whether the model that PEFT makes of a model with a tied head has a head of its own: the adapter
 /// changes one of embedding and head, or both in different ways. The model that it is put on must
 /// then be made untied. Throws ModelError where ensure_weight_tying contradicts the tables.

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/errors.h"
+#include "ckpt/model_directory.h"
 
 namespace heddle::ckpt {
 namespace {
@@ -50,6 +51,18 @@ std::vector<std::string> label_names(const ordered_json& config, const std::stri
   }
   if (!has_all) names.clear();
   return names;
+}
+
+std::vector<std::string> label_names_of_adapter(const std::filesystem::path& directory) {
+  const std::filesystem::path file = directory / kLabelNamesFile;
+  if (!std::filesystem::exists(file)) return {};
+  return label_names(read_json_object(file), file.string());
+}
+
+std::string label_names_text(const std::vector<std::string>& names) {
+  ordered_json config;
+  set_label_names(config, names, std::ssize(names));
+  return config.dump(2) + "\n";
 }
 
 bool are_placeholders(const std::vector<std::string>& names) {

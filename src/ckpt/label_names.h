@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,15 @@ std::vector<std::string> label_names(const nlohmann::ordered_json& config,
 /// Whether the names say no more than the numbers: LABEL_0, LABEL_1, ..., which transformers writes
 /// where nobody gave others.
 bool are_placeholders(const std::vector<std::string>& names);
+
+/// The file beside an adapter that has what config.json has of a classifier: PEFT keeps no names.
+inline constexpr const char* kLabelNamesFile = "id2label.json";
+
+/// The names that an adapter directory has; empty without its file. Throws ModelError.
+std::vector<std::string> label_names_of_adapter(const std::filesystem::path& directory);
+
+/// What that file holds.
+std::string label_names_text(const std::vector<std::string>& names);
 
 /// Writes `names`; without them what is there stays if it has `count` entries, else placeholders
 /// are written.

@@ -34,7 +34,7 @@ data::RowOptions reading_of(const assembly::ModelOnRanks& model, bool is_classif
   if (is_classifier) {
     reading.task = data::Task::kClassification;
     reading.classes = model.model->num_labels();
-    reading.class_names = class_names(model);
+    reading.class_names = model.label_names;
   }
   return reading;
 }
@@ -86,7 +86,7 @@ MetricTable AnswerEvaluation::run() {
 
 MetricTable AnswerEvaluation::classify() {
   MetricTable table;
-  const std::vector<std::string> names = class_names(model_);
+  const std::vector<std::string>& names = model_.label_names;
   std::map<std::string, objective::ClassCounts> counts;
   const auto count = [&](const std::string& group, std::int64_t prediction, std::int64_t label) {
     counts.try_emplace(group, model_.model->num_labels()).first->second.add(prediction, label);

@@ -55,7 +55,8 @@ int run(EvalOptions options, const Session& session) {
   if (options.judged.max_new_tokens < 1)
     throw_error<ConfigError>("--max-new-tokens is {}: expected 1 or more",
                              options.judged.max_new_tokens);
-  const bool is_classifier = head_name(options.model.directory, "") == "classify";
+  const bool is_classifier =
+      head_name(options.model.directory, options.model.adapter, "") == "classify";
   if (is_classifier && !options.judged.metrics.empty()) {
     throw_error<ConfigError>("--metric: {} is a classifier: accuracy and f1_macro are its metrics",
                              options.model.directory);

@@ -96,12 +96,14 @@ int run(const ExportOptions& options, const Session& session) {
   const ckpt::TokenizerSource tokenizer(tokenizer_directory(arguments));
   const assembly::ModelOnRanks loaded =
       load(arguments,
-           head_name(options.model, options.head) == "classify" ? assembly::Head::kClassify
-                                                                : assembly::Head::kLanguageModel,
+           head_name(options.model, options.adapter, options.head) == "classify"
+               ? assembly::Head::kClassify
+               : assembly::Head::kLanguageModel,
            assembly::Purpose::kStore);
   ckpt::ModelWriterOptions writer;
   writer.max_shard_bytes = options.max_shard_bytes;
   writer.overwrite = options.overwrite;
+  writer.label_names = loaded.label_names;
   std::optional<ckpt::AdapterDirectory> adapter;
   if (!options.adapter.empty()) adapter = ckpt::AdapterDirectory::open(find_model(options.adapter));
   const auto report = ckpt::export_model(*loaded.model, loaded.adapters.get(), *loaded.source,
@@ -135,7 +137,9 @@ void add_export_command(CLI::App& app, Action& action) {
   command->add_option("--output", options->output, "The directory to make; of --gguf the file")
       ->required()
       ->type_name("PATH");
-  command->add_option("--head", options->head, "lm or classify; default as config.json has it")
+  command
+      ->add_option("--head", options->head,
+                   "lm or classify; default as the adapter or config.json has it")
       ->check(CLI::IsMember({"lm", "classify"}));
   command
       ->add_option("--dtype", options->dtype,

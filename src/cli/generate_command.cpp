@@ -197,7 +197,7 @@ int run(const GenerateOptions& options, const Session& session) {
           "1 or more");
   if (options.engine.merge_adapter && options.model.adapter.empty())
     throw ConfigError("--merge-adapter needs --adapter DIR");
-  head_name(options.model.directory, "lm");
+  head_name(options.model.directory, options.model.adapter, "lm");
   const std::shared_ptr<comm::World> world =
       join_others("generate", options.model, facts_of(options));
   comm::announcing_failure(world.get(), [&] {

@@ -8,7 +8,8 @@
 #include "assembly/from_config.h"
 #include "base/errors.h"
 #include "base/file_hash.h"
-#include "ckpt/label_names.h"
+#include "ckpt/adapter_directory.h"
+#include "ckpt/hf_adapter.h"
 #include "ckpt/model_directory.h"
 #include "cli/names.h"
 #include "comm/launch_environment.h"
@@ -93,24 +94,42 @@ rollout::CacheOptions caches_of(const ModelArguments& arguments) {
   return layout_of(arguments).rollout.caches;
 }
 
-std::string head_name(const std::string& directory, const std::string& asked) {
+namespace {
+
+bool is_classifier_directory(const std::string& directory) {
   const ckpt::Path file = find_model(directory) / "config.json";
-  bool is_classifier = false;
-  if (std::filesystem::exists(file)) {
-    const auto config = ckpt::read_json_object(file);
-    const auto found = config.find("architectures");
-    if (found != config.end() && found->is_array()) {
-      is_classifier = std::any_of(found->begin(), found->end(), [](const auto& name) {
-        return name.is_string() &&
-               name.template get<std::string>().ends_with("ForSequenceClassification");
-      });
-    }
-  }
+  if (!std::filesystem::exists(file)) return false;
+  const auto config = ckpt::read_json_object(file);
+  const auto found = config.find("architectures");
+  return found != config.end() && found->is_array() &&
+         std::any_of(found->begin(), found->end(), [](const auto& name) {
+           return name.is_string() &&
+                  name.template get<std::string>().ends_with("ForSequenceClassification");
+         });
+}
+
+/// The head that an adapter was trained with, by PEFT's task_type and the head that lies in it;
+/// empty: that of its base model.
+std::string head_of_adapter(const std::string& adapter) {
+  const ckpt::AdapterDirectory directory = ckpt::AdapterDirectory::open(find_model(adapter));
+  if (directory.config().task_type == "SEQ_CLS" || ckpt::label_rows(directory) > 0)
+    return "classify";
+  return directory.config().task_type == "FEATURE_EXTRACTION" ? "embed" : "";
+}
+
+}  // namespace
+
+std::string head_name(const std::string& directory, const std::string& adapter,
+                      const std::string& asked) {
+  const std::string of_adapter = adapter.empty() ? "" : head_of_adapter(adapter);
+  const bool is_classifier = of_adapter == "classify" || is_classifier_directory(directory);
   if (is_classifier && asked == "lm") {
     throw_error<ConfigError>(
-        "{} is a classifier: it has no language-model head; use score --head classify", directory);
+        "{} is a classifier: it has no language-model head; use score --head classify",
+        of_adapter.empty() ? directory : adapter);
   }
   if (!asked.empty()) return asked;
+  if (!of_adapter.empty()) return of_adapter;
   return is_classifier ? "classify" : "lm";
 }
 
@@ -118,13 +137,6 @@ std::shared_ptr<const data::Tokenizer> load_tokenizer(const ModelArguments& argu
                                                       const assembly::ModelOnRanks& model) {
   return data::Tokenizer::load_if_there(tokenizer_directory(arguments),
                                         model.model->config().vocab_size);
-}
-
-std::vector<std::string> class_names(const assembly::ModelOnRanks& model) {
-  std::vector<std::string> names =
-      ckpt::label_names(model.source->config(), model.source->path().string() + "/config.json");
-  if (std::ssize(names) != model.model->num_labels()) names.clear();
-  return names;
 }
 
 std::string input_file(const std::string& argument) {

@@ -42,13 +42,12 @@ void add_kernel_argument(CLI::App& command, ModelArguments& arguments);
 std::shared_ptr<const data::Tokenizer> load_tokenizer(const ModelArguments& arguments,
                                                       const assembly::ModelOnRanks& model);
 
-/// Names of a classifier's classes as config.json has them; empty: it has none, or others.
-std::vector<std::string> class_names(const assembly::ModelOnRanks& model);
-
-/// The head of a directory as config.json's architectures tell it: "classify" for
+/// "lm", "classify" or "embed": the head that the adapter was trained with, if it says so (none for
+/// ""); else that of the directory as config.json's architectures tell it: "classify" for
 /// "...ForSequenceClassification", else "lm". `asked`, unless empty, is taken instead. Throws
-/// ConfigError where a language model is asked of a directory with another head.
-std::string head_name(const std::string& directory, const std::string& asked);
+/// ConfigError where a language model is asked of a classifier; ModelError.
+std::string head_name(const std::string& directory, const std::string& adapter,
+                      const std::string& asked);
 
 /// The file that --input means: "-" is the standard input.
 std::string input_file(const std::string& argument);

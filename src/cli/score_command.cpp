@@ -85,7 +85,7 @@ class Scoring {
     totals_.has_answers = options.answers;
     totals_.has_entropy = options.entropy;
     if (head_ == Head::kClassify && model_.model->num_labels() > 1)
-      class_names_ = class_names(model_);
+      class_names_ = model_.label_names;
     if (mesh.rank() == 0) output_.emplace(options.output);
   }
 
@@ -237,7 +237,7 @@ ScoreTotals score_as_rank(const ScoreOptions& options, const std::shared_ptr<com
 }
 
 int run(ScoreOptions options, const Session& session) {
-  options.head = head_name(options.model.directory, options.head);
+  options.head = head_name(options.model.directory, options.model.adapter, options.head);
   const auto start = std::chrono::steady_clock::now();
   if (options.entropy && options.head != "lm") {
     throw_error<ConfigError>(
@@ -279,7 +279,8 @@ void add_score_command(CLI::App& app, Action& action) {
       ->type_name("OUT.jsonl");
   add_template_arguments(*command, options->template_arguments);
   command->add_option("--head", options->head,
-                      "lm, classify (logits) or embed (last token); default as config.json has it");
+                      "lm, classify (logits) or embed (last token); default as the adapter or "
+                      "config.json has it");
   command->add_flag("!--no-normalize", options->normalize,
                     "embed: do not scale vectors to length 1");
   command->add_flag("--entropy", options->entropy,

@@ -26,11 +26,14 @@ std::string load_example(const assembly::ModelOnRanks& placed, bool is_adapter,
     return fmt::format(
         "from transformers import {0}\n\nmodel = {0}.from_pretrained(\"THIS_FOLDER\")", name);
   }
+  const std::string labels = head == models::Head::kClassify
+                                 ? fmt::format(", num_labels={}", placed.model->num_labels())
+                                 : "";
   return fmt::format(
       "from peft import PeftModel\nfrom transformers import {0}\n\n"
-      "base = {0}.from_pretrained(\"{1}\")\n"
+      "base = {0}.from_pretrained(\"{1}\"{2})\n"
       "model = PeftModel.from_pretrained(base, \"THIS_FOLDER\")",
-      name, base);
+      name, base, labels);
 }
 
 }  // namespace

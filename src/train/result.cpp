@@ -7,6 +7,7 @@
 #include "assembly/from_config.h"
 #include "base/errors.h"
 #include "ckpt/hf_adapter.h"
+#include "ckpt/label_names.h"
 #include "ckpt/sentence_transformers.h"
 #include "ckpt/training_checkpoint.h"
 #include "config/config.h"
@@ -72,6 +73,8 @@ void write_result(const config::RunConfig& config, const Setup& setup,
       card.push_back(std::move(file));
   }
   if (setup.placed.adapters) {
+    if (!config.data.labels.empty())
+      card.emplace_back(ckpt::kLabelNamesFile, ckpt::label_names_text(config.data.labels));
     ckpt::export_adapter(*setup.placed.model, *setup.placed.adapters, setup.placed.saved_whole,
                          *setup.placed.source, hub::model_name(config.model.path),
                          setup.tokenizer_source, output, options.overwrite, read, card);

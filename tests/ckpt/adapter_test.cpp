@@ -196,10 +196,15 @@ TEST_F(AdapterDirectories, InPeftsFormEachExpertHasTheFactorThatAllShare) {
                                 {{"lm_head.weight", random_tensor("head", {9, 5})}},
                                 AdapterForm::kCompact};
   write_adapter(dir_ / "compact", experts_of_rank_2, given, AdapterSpelling::kText, at::kBFloat16,
-                {}, false, {{"tokenizer.json", "{}"}, {"notes.txt", "mine"}});
+                {}, false,
+                {{"tokenizer.json", "{}"},
+                 {"id2label.json", "{}"},
+                 {"1_Pooling/config.json", "{}"},
+                 {"notes.txt", "mine"}});
   const Path path = dir_ / "peft";
   write_in_peft_form(AdapterDirectory::open(dir_ / "compact"), path, /*overwrite=*/false);
-  EXPECT_EQ(files::read(path / "tokenizer.json"), "{}");
+  for (const char* file : {"tokenizer.json", "id2label.json", "1_Pooling/config.json"})
+    EXPECT_EQ(files::read(path / file), "{}");
   EXPECT_FALSE(std::filesystem::exists(path / "notes.txt"));
   const auto adapter = AdapterDirectory::open(path);
   EXPECT_EQ(adapter.form(), AdapterForm::kPeft);

@@ -2,6 +2,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
+
 #include "program.h"
 
 namespace heddle::cli {
@@ -68,6 +71,59 @@ TEST_F(Results, ScoreSaysWhatItCounted) {
   EXPECT_GT(summary["answer_tokens"].get<int>(), 0);
   EXPECT_LT(summary["answer_tokens"].get<int>(), summary["scored_tokens"].get<int>());
   EXPECT_NE(summary["answer_nll"], summary["mean_nll"]);
+}
+
+// PEFT keeps neither the number of a head's classes nor their names.
+TEST_F(Results, AnAdapterOfAClassifierIsUsedAsOne) {
+  std::string rows;
+  for (int i = 0; i < 24; ++i) {
+    rows += ordered_json{{"text", "row " + std::to_string(i)},
+                         {"label", std::array{"low", "middle", "high"}[i % 3]}}
+                .dump() +
+            "\n";
+  }
+  f_.write("classes.jsonl", rows);
+  Arguments training = f_.train({"model.head=classify", "train.method=lora", "adapter.rank=4"});
+  training.front() = "sft";
+  training.push_back("data.train=" + f_.at("classes.jsonl"));
+  const Outcome trained = run_command(training);
+  ASSERT_EQ(trained.status, 0) << trained.err;
+  const std::string adapter = f_.at("run/final"), copy = f_.at("copy"), merged = f_.at("merged");
+
+  const auto logits = [&](Arguments more) {
+    more.insert(more.end(), {"--input", f_.at("classes.jsonl"), "--output", f_.at("out.jsonl"),
+                             "--threads", "1"});
+    more.insert(more.begin(), "score");
+    const Outcome outcome = run_command(more);
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    const std::string text = files::read(f_.at("out.jsonl"));
+    const auto row = ordered_json::parse(text.substr(0, text.find('\n')));
+    const auto found = row.at("logits").get<std::vector<double>>();
+    EXPECT_EQ(found.size(), 3u);
+    const auto best = std::max_element(found.begin(), found.end()) - found.begin();
+    EXPECT_EQ(row.at("predicted_label"), (std::array{"high", "low", "middle"}[best]));
+    return found;
+  };
+  const auto expected = logits({f_.at("model"), "--adapter", adapter});
+  const Outcome judged = run_command({"eval", f_.at("model"), "--adapter", adapter, "--input",
+                                      f_.at("classes.jsonl"), "--threads", "1"});
+  EXPECT_EQ(judged.status, 0) << judged.err;
+  EXPECT_THAT(judged.out, HasSubstr("f1_macro"));
+  ASSERT_EQ(run_command({"export", adapter, "--output", copy}).status, 0);
+  EXPECT_EQ(logits({f_.at("model"), "--adapter", copy}), expected);
+  ASSERT_EQ(
+      run_command({"export", f_.at("model"), "--adapter", adapter, "--output", merged}).status, 0);
+  const auto whole = logits({merged});
+  for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_NEAR(whole[i], expected[i], 1e-5);
+
+  const Outcome generated = run_command(
+      {"generate", f_.at("model"), "--adapter", adapter, "--prompt", "hi", "--threads", "1"});
+  EXPECT_EQ(generated.status, 2);
+  EXPECT_THAT(generated.err, HasSubstr("run/final is a classifier: it has no language-model head"));
+  f_.write("run/final/id2label.json", R"({"id2label": {"0": "low", "1": "high"}})");
+  const Outcome fewer = score({"--adapter", adapter, "--output", f_.at("out.jsonl")});
+  EXPECT_EQ(fewer.status, 2);
+  EXPECT_THAT(fewer.err, HasSubstr("id2label.json: names 2 classes, the head has 3"));
 }
 
 TEST_F(Results, GenerationEndsAtTheTokensOfConfigJson) {
