@@ -1,5 +1,7 @@
 #include "objective/value_loss.h"
 
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/linspace.h>
 #include <ATen/ops/tensor.h>
 #include <gtest/gtest.h>
 
@@ -39,6 +41,19 @@ TEST(ValueLoss, EqualsItsDefinitionAndSlope) {
     clipped += is_flat;
   }
   EXPECT_EQ(clipped, 2);
+}
+
+// Where old and V differ much in size, old + (V - old) is another number than V.
+TEST(ValueLoss, NothingWithinTheBoundsIsClipped) {
+  for (const at::ScalarType type : {at::kFloat, at::kDouble}) {
+    const at::Tensor values = at::linspace(-0.4, 0.4, 4096, type),
+                     old = at::linspace(0.06, 0.05, 4096, type),
+                     returns = at::linspace(1, -1, 4096, type);
+    ASSERT_FALSE((old + (values - old)).equal(values));
+    const ValueLossResult found = value_loss(values, old, returns, 0.5);
+    EXPECT_FALSE(found.clipped.any().item<bool>());
+    EXPECT_TRUE(found.d_values.equal(values - returns));
+  }
 }
 
 TEST(ValueLoss, WithoutBoundsIsHalfTheSquare) {
