@@ -18,6 +18,29 @@ ModelConfig read_config(const ckpt::ModelDirectory& source) {
   return config;
 }
 
+namespace {
+
+/// Number and names of the classes: the adapter's, else those of config.json.
+void set_labels(ModelRecipe& recipe, const std::filesystem::path& directory) {
+  recipe.num_labels = std::max<std::int64_t>(1, recipe.config.num_labels);
+  using Adapter = std::shared_ptr<const ckpt::AdapterDirectory>;
+  if (const auto* adapter = std::get_if<Adapter>(&recipe.adapters)) {
+    if (const std::int64_t rows = ckpt::label_rows(**adapter); rows > 0) recipe.num_labels = rows;
+    recipe.label_names = ckpt::label_names_of_adapter((*adapter)->path());
+    if (!recipe.label_names.empty() && std::ssize(recipe.label_names) != recipe.num_labels) {
+      throw_error<ModelError>("{}: names {} classes, the head has {}: expected one for each",
+                              ((*adapter)->path() / ckpt::kLabelNamesFile).string(),
+                              recipe.label_names.size(), recipe.num_labels);
+    }
+  }
+  if (!recipe.label_names.empty()) return;
+  recipe.label_names =
+      ckpt::label_names(recipe.source->config(), (directory / "config.json").string());
+  if (std::ssize(recipe.label_names) != recipe.num_labels) recipe.label_names.clear();
+}
+
+}  // namespace
+
 ModelRecipe recipe_of_directory(const std::filesystem::path& directory,
                                 const std::filesystem::path& adapter, Head head, Purpose purpose) {
   ModelRecipe recipe;
@@ -27,7 +50,6 @@ ModelRecipe recipe_of_directory(const std::filesystem::path& directory,
   recipe.config = read_config(*recipe.source);
   recipe.prefix = ckpt::text_prefix(*recipe.source, recipe.config);
   recipe.head = head;
-  recipe.num_labels = std::max<std::int64_t>(1, recipe.config.num_labels);
   recipe.purpose = purpose;
   if (!adapter.empty()) {
     const auto put_on =
@@ -35,20 +57,9 @@ ModelRecipe recipe_of_directory(const std::filesystem::path& directory,
     recipe.config.vocab_size = std::max(recipe.config.vocab_size, ckpt::vocabulary_rows(*put_on));
     if (head == Head::kLanguageModel && ckpt::unties_head(*put_on))
       recipe.config.tie_word_embeddings = false;
-    if (const std::int64_t rows = ckpt::label_rows(*put_on); rows > 0) recipe.num_labels = rows;
-    recipe.label_names = ckpt::label_names_of_adapter(put_on->path());
-    if (!recipe.label_names.empty() && std::ssize(recipe.label_names) != recipe.num_labels) {
-      throw_error<ModelError>("{}: names {} classes, the head has {}: expected one for each",
-                              (put_on->path() / ckpt::kLabelNamesFile).string(),
-                              recipe.label_names.size(), recipe.num_labels);
-    }
     recipe.adapters = put_on;
   }
-  if (recipe.label_names.empty()) {
-    recipe.label_names =
-        ckpt::label_names(recipe.source->config(), (directory / "config.json").string());
-  }
-  if (std::ssize(recipe.label_names) != recipe.num_labels) recipe.label_names.clear();
+  if (head == Head::kClassify) set_labels(recipe, directory);
   return recipe;
 }
 

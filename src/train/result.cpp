@@ -73,7 +73,7 @@ void write_result(const config::RunConfig& config, const Setup& setup,
       card.push_back(std::move(file));
   }
   if (setup.placed.adapters) {
-    if (!config.data.labels.empty())
+    if (setup.placed.model->head() == models::Head::kClassify && !config.data.labels.empty())
       card.emplace_back(ckpt::kLabelNamesFile, ckpt::label_names_text(config.data.labels));
     ckpt::export_adapter(*setup.placed.model, *setup.placed.adapters, setup.placed.saved_whole,
                          *setup.placed.source, hub::model_name(config.model.path),
