@@ -15,8 +15,6 @@
 namespace heddle::assembly {
 namespace {
 
-using AdapterFiles = std::shared_ptr<const ckpt::AdapterDirectory>;
-
 bool runs(const ModelRecipe& recipe) {
   return recipe.purpose != Purpose::kStore && recipe.weights != Weights::kNone;
 }

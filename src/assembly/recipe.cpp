@@ -23,8 +23,7 @@ namespace {
 /// Number and names of the classes: the adapter's, else those of config.json.
 void set_labels(ModelRecipe& recipe, const std::filesystem::path& directory) {
   recipe.num_labels = std::max<std::int64_t>(1, recipe.config.num_labels);
-  using Adapter = std::shared_ptr<const ckpt::AdapterDirectory>;
-  if (const auto* adapter = std::get_if<Adapter>(&recipe.adapters)) {
+  if (const auto* adapter = std::get_if<AdapterFiles>(&recipe.adapters)) {
     if (const std::int64_t rows = ckpt::label_rows(**adapter); rows > 0) recipe.num_labels = rows;
     recipe.label_names = ckpt::label_names_of_adapter((*adapter)->path());
     if (!recipe.label_names.empty() && std::ssize(recipe.label_names) != recipe.num_labels) {

@@ -26,8 +26,8 @@ struct NewAdapters {
   std::vector<std::string> targets, target_parameters;  ///< See adapters::LoraSet.
   adapters::LoraOptions options;
 };
-using AdapterSource =
-    std::variant<std::monostate, NewAdapters, std::shared_ptr<const ckpt::AdapterDirectory>>;
+using AdapterFiles = std::shared_ptr<const ckpt::AdapterDirectory>;
+using AdapterSource = std::variant<std::monostate, NewAdapters, AdapterFiles>;
 
 enum class Purpose {
   kTrain,     ///< Forward and backward.
@@ -57,7 +57,7 @@ struct ModelRecipe {
   std::string prefix = "model.";  ///< How the checkpoint names the text model.
   Head head = Head::kLanguageModel;
   std::int64_t num_labels = 0;           ///< Outputs of a classification head.
-  std::vector<std::string> label_names;  ///< Of its classes; empty: the files have none, or others.
+  std::vector<std::string> label_names;  ///< Names of its classes; empty: the files have none.
   Purpose purpose = Purpose::kScore;
   bool generates = false;  ///< A model that trains or scores also answers prompts.
 

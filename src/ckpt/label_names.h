@@ -26,7 +26,7 @@ inline constexpr const char* kLabelNamesFile = "id2label.json";
 /// The names that an adapter directory has; empty without its file. Throws ModelError.
 std::vector<std::string> label_names_of_adapter(const std::filesystem::path& directory);
 
-/// What that file holds.
+/// The text of that file.
 std::string label_names_text(const std::vector<std::string>& names);
 
 /// Writes `names`; without them what is there stays if it has `count` entries, else placeholders
