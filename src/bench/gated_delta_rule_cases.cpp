@@ -85,7 +85,7 @@ std::string text_of(const DeltaHeads& heads) {
 /// Least work and bytes of docs/gdn.md, section 10, for a bf16 chunked form of 64 tokens.
 OperatorCase delta_case(const OperatorPlace& place, const DeltaHeads& heads,
                         const std::vector<std::int32_t>& boundaries, const std::string& layout) {
-  const ops::KernelTable kernels = table_of(place, delta_request(heads));
+  const ops::KernelTable kernels = table_of(place, {delta_request(heads)});
   const ops::GatedDeltaRule::Functions functions = kernels.get<ops::GatedDeltaRule>();
   const auto in =
       std::make_shared<ops::GatedDeltaRule::Inputs>(delta_inputs(place, heads, boundaries));
@@ -236,7 +236,7 @@ Results run(const ops::GatedDeltaRule::Functions& functions,
 ops::GatedDeltaRule::Functions exact_functions(const char* kernel, c10::Device device,
                                                const DeltaHeads& heads) {
   const OperatorPlace place = {device, at::kDouble, {true, {{"gated_delta_rule", kernel}}}};
-  return table_of(place, delta_request(heads)).get<ops::GatedDeltaRule>();
+  return table_of(place, {delta_request(heads)}).get<ops::GatedDeltaRule>();
 }
 
 /// By this kernel in double, one key head and its value heads at a time: of all at once the tensors
@@ -314,7 +314,7 @@ std::vector<DeltaErrors> gated_delta_rule_errors(const OperatorPlace& place,
   const ops::NoGradient guard;
   const c10::Device exact_device = place.device.is_cuda() ? place.device : c10::Device(at::kCPU);
   check_reference(place, exact_device, heads);
-  const ops::KernelTable kernels = table_of(place, delta_request(heads));
+  const ops::KernelTable kernels = table_of(place, {delta_request(heads)});
   std::vector<DeltaErrors> errors;
   for (const auto& [data, name] : kDeltaData) {
     const auto in = error_inputs(place, heads, length, data);

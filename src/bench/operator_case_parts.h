@@ -1,6 +1,6 @@
 #pragma once
 
-#include <string>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 
@@ -11,8 +11,8 @@ namespace heddle::bench {
 
 inline double as_double(std::int64_t n) { return static_cast<double>(n); }
 
-/// A table with the one operator.
-ops::KernelTable table_of(const OperatorPlace& place, const ops::OpRequest& request);
+/// A table with these operators, and choices in their order.
+ops::KernelTable table_of(const OperatorPlace& place, const std::vector<ops::OpRequest>& requests);
 
 /// Normal deviates.
 at::Tensor random(const OperatorPlace& place, at::IntArrayRef sizes);

@@ -16,13 +16,14 @@
 #include "bench/operator_case_parts.h"
 #include "ops/attention/attention.h"
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
+#include "ops/moe/frozen_experts.h"
 #include "ops/moe/moe.h"
 
 namespace heddle::bench {
 
-ops::KernelTable table_of(const OperatorPlace& place, const ops::OpRequest& request) {
+ops::KernelTable table_of(const OperatorPlace& place, const std::vector<ops::OpRequest>& requests) {
   return ops::KernelTable::choose(ops::builtin_registry(), ops::target_of(place.device),
-                                  place.dtype, {request}, place.policy);
+                                  place.dtype, requests, place.policy);
 }
 
 at::Tensor random(const OperatorPlace& place, at::IntArrayRef sizes) {
@@ -62,8 +63,8 @@ std::vector<CaseMaker> attention_cases(const OperatorPlace& place, const Config&
     const std::int64_t heads = attention.num_attention_heads, dim = attention.head_dim;
     const ops::KernelTable kernels = table_of(
         place,
-        ops::OpRequest::of<ops::Attention>(
-            {.num_heads = heads, .num_kv_heads = attention.num_key_value_heads, .head_dim = dim}));
+        {ops::OpRequest::of<ops::Attention>(
+            {.num_heads = heads, .num_kv_heads = attention.num_key_value_heads, .head_dim = dim})});
     const ops::Attention::Functions functions = kernels.get<ops::Attention>();
     const std::vector<std::int32_t> ends = tokens.boundaries();
     const auto sequences = ops::Sequences::from_host(ends, place.device);
@@ -95,8 +96,8 @@ std::vector<CaseMaker> head_cases(const OperatorPlace& place, const Config& conf
     const std::int64_t width = config.hidden_size, vocabulary = config.vocab_size,
                        count = tokens.total();
     const ops::KernelTable kernels =
-        table_of(place, ops::OpRequest::of<ops::LinearCrossEntropy>(
-                            {.hidden_size = width, .vocab_size = vocabulary}));
+        table_of(place, {ops::OpRequest::of<ops::LinearCrossEntropy>(
+                            {.hidden_size = width, .vocab_size = vocabulary})});
     const ops::LinearCrossEntropy::Functions functions = kernels.get<ops::LinearCrossEntropy>();
     const auto in = std::make_shared<ops::LinearCrossEntropy::Inputs>();
     in->hidden = random(place, {count, width});
@@ -127,12 +128,13 @@ std::vector<CaseMaker> expert_cases(const OperatorPlace& place, const Config& co
   return {[=, moe = *config.moe()] {
     const std::int64_t width = moe.hidden_size, inner = moe.moe_intermediate_size,
                        experts = moe.num_experts, k = moe.num_experts_per_tok;
-    const ops::KernelTable kernels =
-        table_of(place, ops::OpRequest::of<ops::MoeExperts>({.num_experts = experts,
-                                                             .top_k = k,
-                                                             .hidden_size = width,
-                                                             .intermediate_size = inner}));
+    const ops::MoeExperts::Dims dims = {
+        .num_experts = experts, .top_k = k, .hidden_size = width, .intermediate_size = inner};
+    const ops::KernelTable kernels = table_of(
+        place,
+        {ops::OpRequest::of<ops::MoeExperts>(dims), ops::OpRequest::of<ops::FrozenExperts>(dims)});
     const ops::MoeExperts::Functions functions = kernels.get<ops::MoeExperts>();
+    const auto lay = kernels.get<ops::FrozenExperts>().lay;
     const ops::MoeRouting routing =
         ops::moe_route(random(place, {tokens.total(), experts}), k, /*normalize=*/true);
     const auto in = std::make_shared<ops::MoeExperts::Inputs>();
@@ -141,20 +143,29 @@ std::vector<CaseMaker> expert_cases(const OperatorPlace& place, const Config& co
     in->experts = routing.experts;
     in->gate_up = random(place, {experts, 2 * inner, width}) * 0.02;
     in->down = random(place, {experts, width, inner}) * 0.02;
+    double weights = 0;
+    for (const at::Tensor& weight : {in->gate_up, in->down}) {
+      if (lay != nullptr) lay(weight);
+      weights += as_double(lay != nullptr ? ops::bytes_beside(weight)
+                                          : static_cast<std::int64_t>(weight.nbytes()));
+    }
     const auto saved = std::make_shared<ops::MoeExperts::Forward>(functions.forward(*in, true));
     const at::Tensor dy = random(place, in->x.sizes());
     const double products = 6 * as_double(tokens.total() * k) * as_double(width * inner);
-    const double bytes = as_double(in->x.element_size()) *
-                         as_double(2 * in->x.numel() + in->gate_up.numel() + in->down.numel());
+    const double bytes = 2 * static_cast<double>(in->x.nbytes()) + weights;
     OperatorCase one;
     one.name = fmt::format("{} tokens, {} of {} experts of {} x {}", tokens.total(), k, experts,
                            width, inner);
     one.kernel = kernels.choices()[0].kernel;
     one.calls = {{"forward", [=] { functions.forward(*in, true); }, products, bytes},
                  {"backward, frozen experts",
-                  [=] { functions.backward(*in, *saved, dy, false, {}); }, products, bytes},
-                 {"backward", [=] { functions.backward(*in, *saved, dy, true, {}); }, 2 * products,
-                  2 * bytes}};
+                  [=] { functions.backward(*in, *saved, dy, false, {}); }, products, bytes}};
+    if (lay != nullptr) {
+      one.kernel = fmt::format("{}, {}", one.kernel, kernels.choices()[1].kernel);
+    } else {
+      one.calls.push_back({"backward", [=] { functions.backward(*in, *saved, dy, true, {}); },
+                           2 * products, 2 * bytes});
+    }
     return one;
   }};
 }

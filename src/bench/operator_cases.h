@@ -78,7 +78,8 @@ std::vector<CaseMaker> attention_cases(const OperatorPlace& place, const models:
 /// Loss and both gradients of the language-model head.
 std::vector<CaseMaker> head_cases(const OperatorPlace& place, const models::Config& config,
                                   const OperatorTokens& tokens);
-/// One layer's routed experts. Throws ConfigError for a model without any.
+/// One layer's routed experts, in the form of `kernels.frozen_experts`; its share of a roofline is
+/// that of products in the place's type. Throws ConfigError for a model without any.
 std::vector<CaseMaker> expert_cases(const OperatorPlace& place, const models::Config& config,
                                     const OperatorTokens& tokens);
 

@@ -47,7 +47,7 @@ std::vector<ProductGroup> product_groups(const Config& config) {
 
 OperatorCase product_case(const OperatorPlace& place, const ProductGroup& group,
                           std::int64_t tokens) {
-  const ops::KernelTable kernels = table_of(place, ops::OpRequest::of<ops::Linear>());
+  const ops::KernelTable kernels = table_of(place, {ops::OpRequest::of<ops::Linear>()});
   const ops::Linear::Functions functions = kernels.get<ops::Linear>();
   const at::Tensor x = random(place, {tokens, group.depth});
   std::vector<ops::Products> sums;
@@ -85,7 +85,7 @@ OperatorCase product_case(const OperatorPlace& place, const ProductGroup& group,
 /// Products of layers that share an input in training, an adapter on each (adapters/lora.cpp).
 OperatorCase adapter_case(const OperatorPlace& place, const ProductGroup& group,
                           std::int64_t tokens, std::int64_t rank) {
-  const ops::KernelTable kernels = table_of(place, ops::OpRequest::of<ops::Linear>());
+  const ops::KernelTable kernels = table_of(place, {ops::OpRequest::of<ops::Linear>()});
   const ops::Linear::Functions functions = kernels.get<ops::Linear>();
   const auto layers = static_cast<std::int64_t>(group.widths.size()), ranks = layers * rank;
   const at::Tensor x = random(place, {tokens, group.depth}),
@@ -151,7 +151,7 @@ enum class OptimizerState { kWide, kBfloat16, kEightBit };
 OperatorCase adamw_case(const OperatorPlace& place,
                         const std::vector<std::pair<std::int64_t, std::int64_t>>& sizes,
                         OptimizerState state) {
-  const ops::KernelTable kernels = table_of(place, ops::OpRequest::of<ops::AdamwStep>());
+  const ops::KernelTable kernels = table_of(place, {ops::OpRequest::of<ops::AdamwStep>()});
   const auto wide = at::TensorOptions().device(place.device).dtype(at::kFloat);
   const auto narrow = wide.dtype(place.dtype);
   auto tensors = std::make_shared<std::vector<ops::AdamwTensor>>();

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "base/errors.h"
 #include "models/registry.h"
 #include "ops/autograd.h"
 
@@ -44,6 +45,23 @@ TEST(OperatorCases, AdamwWithEachKindOfState) {
   EXPECT_NEAR(bytes[1] / bytes[0], 30. / 28, 1e-12);
   EXPECT_NEAR(bytes[2] / bytes[0], 14. / 28, 1e-12);
   EXPECT_NEAR(bytes[3] / bytes[0], 10.0625 / 28, 1e-12);
+}
+
+/// Bytes are those of the weights and of the rows in and out; 8-bit experts are refused by name.
+TEST(OperatorCases, ExpertsAsTheyAreKept) {
+  const models::Config config = models::preset("small-moe");
+  const nn::MoeDims& moe = *config.moe();
+  const ops::NoGradient guard;
+  const OperatorCase one = expert_cases(kFloat, config, {1, 32, 0}).at(0)();
+  ASSERT_EQ(one.calls.size(), 3u);
+  for (const OperatorCall& call : one.calls) EXPECT_NO_THROW(call.run()) << call.name;
+  const auto matrix = static_cast<double>(moe.hidden_size * moe.moe_intermediate_size);
+  EXPECT_EQ(one.calls[0].bytes, 4 * (2. * 32 * static_cast<double>(moe.hidden_size) +
+                                     3 * static_cast<double>(moe.num_experts) * matrix));
+  OperatorPlace eight_bits = kBfloat16;
+  eight_bits.policy.named["frozen_experts"] = "cuda.fp8";
+  const CaseMaker refused = expert_cases(eight_bits, config, {1, 32, 0}).at(0);
+  EXPECT_THROW(refused(), Error);
 }
 
 }  // namespace
