@@ -54,6 +54,16 @@ const TrainingCheckpoint::Parts& TrainingCheckpoint::at(std::string_view name) c
                           near.empty() ? "" : fmt::format("; the nearest is '{}'", near));
 }
 
+void TrainingCheckpoint::copy_part(const TensorPart& part) const {
+  const Parts& tensor = at(part.name);
+  // A smaller whole would be cut out of this one.
+  if (tensor.shape != part.shape) {
+    throw_error<ModelError>("{}: tensor '{}' is [{}], and the run's is [{}]", info_.path.string(),
+                            part.name, fmt::join(tensor.shape, ", "), fmt::join(part.shape, ", "));
+  }
+  copy_box(part.name, part.offset, part.tensor);
+}
+
 void TrainingCheckpoint::copy_box(std::string_view name, const std::vector<std::int64_t>& offset,
                                   at::Tensor destination) const {
   const Parts& tensor = at(name);

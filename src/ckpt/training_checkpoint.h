@@ -65,11 +65,10 @@ class TrainingCheckpoint {
   /// Names as they were given to save(), sorted.
   std::vector<std::string> names() const;
   bool has(std::string_view name) const { return tensors_.contains(name); }
-  /// Copies the box of the tensor that begins at `offset` and has the sizes of `destination`, no
-  /// matter in which parts the tensor was saved. Throws ModelError: no tensor of this name (names
-  /// the nearest), of another shape, or with parts missing.
-  void copy_box(std::string_view name, const std::vector<std::int64_t>& offset,
-                at::Tensor destination) const;
+  /// Copies what the part's tensor has of the whole, no matter in which parts that was saved.
+  /// Throws ModelError: no tensor of this name (names the nearest), a whole of another shape, or
+  /// parts missing.
+  void copy_part(const TensorPart& part) const;
   /// All of a tensor, on the CPU in its stored type. Throws ModelError.
   at::Tensor whole(std::string_view name) const;
 
@@ -81,6 +80,8 @@ class TrainingCheckpoint {
     std::vector<std::pair<std::vector<std::int64_t>, StoredTensor>> parts;  // by offset
   };
   const Parts& at(std::string_view name) const;
+  void copy_box(std::string_view name, const std::vector<std::int64_t>& offset,
+                at::Tensor destination) const;
 
   CheckpointInfo info_;
   nlohmann::ordered_json state_;

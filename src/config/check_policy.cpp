@@ -121,6 +121,10 @@ class PolicyChecker {
            "ranks that train and generate have whole sequences: expected 1, or rl.rollout_ranks "
            "that generate");
     }
+    // The trainers answer the evaluation's prompts themselves.
+    if (c_.parallel.cp > 1 && !c_.data.eval.empty()) {
+      fail("data.eval", "answers are generated in any layout but parallel.cp above 1");
+    }
     if (c_.rollout.merge_adapter) {
       if (c_.train.method != Method::kLora)
         fail("rollout.merge_adapter",

@@ -124,6 +124,13 @@ Fate fate_of(const Value& v) {
 
 }  // namespace
 
+Value to_json(const GenerationCounts& counts) { return value_of(counts); }
+
+GenerationCounts counts_from_json(const Value& value) {
+  return value.size() == value_of(GenerationCounts()).size() ? counts_of(value)
+                                                             : GenerationCounts();
+}
+
 Value as_binary(const std::string& bytes) { return Value::binary({bytes.begin(), bytes.end()}); }
 
 std::string from_binary(const Value& value) {

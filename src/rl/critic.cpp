@@ -84,8 +84,8 @@ void Critic::learn(const data::Step& step, const Experience& experience) {
   // The experts that generation chose are the policy's; the critic's routers choose for themselves.
   for (data::Batch& batch : batches) batch.experts = at::Tensor();
   const double divisor = objective_.divisor(step);
-  if (divisor == 0) return;
   last_ = {};
+  if (divisor == 0) return;
   const double lr = train::learning_rate(config_.optim, step.step, steps_);
   for (std::int64_t update = 0; update < config_.rl.critic.updates; ++update) {
     const train::Learner::Outcome outcome =

@@ -358,21 +358,24 @@ std::vector<objective::ValueRow> Experience::value_rows() const {
 double Experience::explained_variance() const {
   const std::vector<objective::ValueRow> rows = value_rows();
   double n = 0;
-  // Sums of returns and of errors, and of their squares.
-  std::array<double, 2> sum = {}, squares = {};
+  // Sums of returns, of errors and of values, and of their squares.
+  std::array<double, 3> sum = {}, squares = {};
   for (std::size_t i = 0; i < rows.size(); ++i) {
     for (std::size_t t = 0; t < rows[i].old.size(); ++t) {
       if (weights_[i][t] == 0) continue;
-      const std::array numbers = {rows[i].returns[t], rows[i].returns[t] - rows[i].old[t]};
+      const std::array numbers = {rows[i].returns[t], rows[i].returns[t] - rows[i].old[t],
+                                  rows[i].old[t]};
       ++n;
-      for (std::size_t k = 0; k < 2; ++k)
+      for (std::size_t k = 0; k < numbers.size(); ++k)
         sum[k] += numbers[k], squares[k] += numbers[k] * numbers[k];
     }
   }
   if (n == 0) return 0;
   const auto variance = [&](std::size_t k) { return squares[k] / n - sum[k] / n * sum[k] / n; };
-  // Rounding leaves something where all are equal.
-  return variance(0) > 1e-12 * squares[0] / n ? 1 - variance(1) / variance(0) : 0;
+  // Rounding leaves something where all are equal: of the returns, or of the values that an
+  // advantage was added to.
+  const double rounding = 1e-12 * (squares[0] + squares[2]) / n;
+  return variance(0) > rounding ? 1 - variance(1) / variance(0) : 0;
 }
 
 std::int64_t Experience::parts() const {

@@ -116,7 +116,7 @@ std::optional<Batch> Generation::try_next() {
   for (const std::int64_t cursor : cut ? cut->dropped : std::vector<std::int64_t>()) {
     give_up(abort(cursor));
   }
-  if (engine_) news_.counts.engine = engine_->take_counts();
+  if (engine_) news_.counts.engine += engine_->take_counts();
   Batch batch = std::exchange(news_, {});
   const auto now = std::chrono::steady_clock::now();
   batch.counts.running = admission_.running();

@@ -123,10 +123,11 @@ class Generation : public GroupSource {
   Judge judge_;
   Admission admission_;
   std::vector<std::int32_t> stop_ids_;
-  std::unique_ptr<rollout::Engine> engine_;       ///< Made by the first pass.
-  std::unique_ptr<rollout::AdapterSlots> slots_;  ///< With the engine, if versions are pinned.
-  std::unique_ptr<sync::Publisher> hashed_;       ///< Made by the first weights_hash().
-  std::map<std::int64_t, Running> running_;       ///< By cursor.
+  /// With the engine, if versions are pinned; the engine holds values of theirs until it ends.
+  std::unique_ptr<rollout::AdapterSlots> slots_;
+  std::unique_ptr<rollout::Engine> engine_;  ///< Made by the first pass.
+  std::unique_ptr<sync::Publisher> hashed_;  ///< Made by the first weights_hash().
+  std::map<std::int64_t, Running> running_;  ///< By cursor.
   std::map<rollout::RequestId, std::int64_t> cursor_of_;
   struct Finished {
     Group group;

@@ -6,6 +6,7 @@
 
 #include "base/log.h"
 #include "config/config.h"
+#include "rl/batch_bytes.h"
 #include "rl/generation.h"
 
 namespace heddle::rl {
@@ -60,6 +61,9 @@ nlohmann::json Generation::state() const {
 Batch Generation::standing() {
   Batch standing{.fates = std::exchange(news_.fates, {}), .state = state()};
   standing.state["drawn_with"] = drawn_with(config_, prompts_);
+  // The next batch tells of what was done until now, also where it is another run's.
+  if (engine_) news_.counts.engine += engine_->take_counts();
+  standing.state["counts"] = to_json(news_.counts);
   for (const auto& [cursor, finished] : finished_) standing.groups.push_back(finished.group);
   return standing;
 }
@@ -86,6 +90,7 @@ void Generation::restore(const nlohmann::json& state, std::vector<Group> finishe
   finished_.clear();
   for (const auto& entry : state.at("pending"))
     again_[entry.at(0).get<std::int64_t>()] = entry.at(1).get<std::int64_t>();
+  if (state.contains("counts")) news_.counts = counts_from_json(state.at("counts"));
   admission_.rebase(version);
   const std::string changed =
       finished.empty() ? "" : changed_key(state, drawn_with(config_, prompts_));

@@ -170,13 +170,13 @@ class Engine {
   assembly::ModelOnRanks& placed_;
   std::shared_ptr<const data::Tokenizer> tokenizer_;
   EngineOptions options_;
-  /// Embedding and head, which every pass reads, or all that ranks divide; null between
-  /// release_weights() and a step.
-  std::unique_ptr<parallel::Acquired> held_;
-  std::unique_ptr<MergedAdapter> merged_;  ///< Null: adapters stay beside their layers.
   std::shared_ptr<const Adapter> adapter_;
   CachePool pool_;
   Scheduler scheduler_;
+  /// Embedding and head, which every pass reads, or all that ranks divide, with the factors of the
+  /// adapters above; null between release_weights() and a step.
+  std::unique_ptr<parallel::Acquired> held_;
+  std::unique_ptr<MergedAdapter> merged_;       ///< Null: adapters stay beside their layers.
   std::unique_ptr<RecordedDecoding> recorded_;  ///< Null: steps are queued launch by launch.
   std::optional<Flight> ahead_;  ///< A step that began before the last one's tokens were known.
   PassShape last_pass_;

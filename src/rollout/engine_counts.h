@@ -13,6 +13,13 @@ struct EngineCounts {
   /// is read again.
   std::int64_t preempted = 0;
   bool operator==(const EngineCounts&) const = default;
+  EngineCounts& operator+=(const EngineCounts& other) {
+    draws += other.draws;
+    recorded_draws += other.recorded_draws;
+    drawn_sequences += other.drawn_sequences;
+    preempted += other.preempted;
+    return *this;
+  }
 };
 
 }  // namespace heddle::rollout

@@ -46,8 +46,11 @@ at::Tensor expert_table(const assembly::ModelOnRanks& placed, const OwnExperts& 
     const at::Tensor host = own.chosen.cpu().to(at::kFloat);
     const std::int64_t first = host.size(0) * placed.model->tensor_group().rank(),
                        count = std::clamp<std::int64_t>(*here - first, 0, host.size(0));
-    table.narrow(0, before + first, count)
-        .index_copy_(1, at::tensor(own.layers, at::kLong), host.narrow(0, 0, count));
+    // A rank whose share of the rows is padding begins beyond the table's end.
+    if (count > 0) {
+      table.narrow(0, before + first, count)
+          .index_copy_(1, at::tensor(own.layers, at::kLong), host.narrow(0, 0, count));
+    }
   }
   table = table.view({all, width});
   mesh.world_group().all_reduce_sum(table);

@@ -1,4 +1,7 @@
 // Checkpoints of a run of several adapters, and what it writes at its end.
+#include <set>
+#include <string>
+
 #include "base/errors.h"
 #include "ckpt/hf_adapter.h"
 #include "ckpt/shared_verification.h"
@@ -7,6 +10,7 @@
 #include "ops/autograd.h"
 #include "tenants/adapter_trainer.h"
 #include "train/model_card.h"
+#include "train/resume.h"
 #include "train/sources.h"
 
 namespace heddle::tenants {
@@ -92,9 +96,13 @@ void AdapterTrainer::resume() {
                                adapter.run.name, latest->string());
     }
     adapter.loop = train::LoopState::read(*own, latest->string());
-    for (const ckpt::TensorPart& part : adapter.optimizer->state(/*with_copies=*/true)) {
-      checkpoint.copy_box(name_in_checkpoint(part.name, adapter.run.name), part.offset,
-                          part.tensor);
+    std::set<std::string> factors;
+    adapter.factors->visit_parameters(
+        [&](const nn::Parameter& factor) { factors.insert(factor.name()); });
+    train::require_no_other_weights(checkpoint, factors, "weights/" + adapter.run.name + "/");
+    for (ckpt::TensorPart& part : adapter.optimizer->state(/*with_copies=*/true)) {
+      part.name = name_in_checkpoint(part.name, adapter.run.name);
+      checkpoint.copy_part(part);
     }
     adapter.optimizer->set_steps(adapter.loop.optimizer_steps);
     adapter.loader->seek(adapter.loop.cursor);

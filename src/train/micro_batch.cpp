@@ -178,8 +178,9 @@ class StepRun {
     counted.narrow(0, 0, host.real_tokens).fill_(1);
     auto* const of_token = counted.mutable_data_ptr<std::int64_t>();
     // Generation has not read the last token of a sequence, and chose nothing for it.
-    for (std::int64_t s = 0; host.experts.defined() && s < host.real_sequences; ++s)
-      of_token[host.cu_seqlens_host[static_cast<std::size_t>(s) + 1] - 1] = 0;
+    if (host.experts.defined()) {
+      for (const std::int64_t last : host.last_tokens) of_token[last] = 0;
+    }
     counted = counted.narrow(0, own.first, own.count);
     const auto rows = counted.sum().item<std::int64_t>();
     for (const at::Tensor& experts : given) {

@@ -4,7 +4,6 @@
 #include <string>
 
 #include "base/errors.h"
-#include "ckpt/training_checkpoint.h"
 #include "config/config.h"
 #include "config/objective.h"
 
@@ -61,6 +60,22 @@ void check_same_objective(const config::RunConfig& before, const config::RunConf
       fmt::format("rl.algorithm.advantage={}", config::to_string(before.rl.algorithm.advantage)));
   require(before.rl.reference.follows(), now.rl.reference.follows(),
           "reference that follows the policy", "rl.reference.sync_every=0");
+}
+
+void require_no_other_weights(const ckpt::TrainingCheckpoint& checkpoint,
+                              const std::set<std::string>& of_run, const std::string& folder) {
+  std::string first;
+  std::int64_t count = 0;
+  for (const std::string& name : checkpoint.names()) {
+    if (!name.starts_with(folder) || of_run.contains(name.substr(folder.size()))) continue;
+    if (count++ == 0) first = name.substr(folder.size());
+  }
+  if (count == 0) return;
+  throw_error<ConfigError>(
+      "the checkpoint of step {} holds what {} tensor{} learned that this run does not have, the "
+      "first is '{}'; set adapter.targets, adapter.target_parameters and the model as they were to "
+      "continue it, or another train.output_dir",
+      checkpoint.info().step, count, count == 1 ? "" : "s", first);
 }
 
 }  // namespace heddle::train

@@ -1,7 +1,10 @@
 #pragma once
 
 #include <cstdint>
+#include <set>
+#include <string>
 
+#include "ckpt/training_checkpoint.h"
 #include "config/run_config.h"
 
 namespace heddle::train {
@@ -20,5 +23,10 @@ void check_same_method(const config::RunConfig& before, const config::RunConfig&
 /// for models that are trained beside the policy since.
 void check_same_objective(const config::RunConfig& before, const config::RunConfig& now,
                           std::int64_t step);
+
+/// Throws ConfigError where the checkpoint holds learned values of tensors that are not among the
+/// run's, which would be lost. `folder`: where their names begin, "weights/".
+void require_no_other_weights(const ckpt::TrainingCheckpoint& checkpoint,
+                              const std::set<std::string>& of_run, const std::string& folder);
 
 }  // namespace heddle::train

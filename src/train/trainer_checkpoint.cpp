@@ -1,6 +1,8 @@
 // Saves a run and continues it.
 #include <algorithm>
 #include <iterator>
+#include <set>
+#include <string>
 
 #include "base/errors.h"
 #include "base/log.h"
@@ -22,6 +24,17 @@ bool saves(const nn::Parameter& parameter, const comm::Mesh& mesh) {
   if (parameter.is_copy()) return false;
   const bool is_owned = !parameter.owned().is_alias_of(parameter.value());
   return is_owned || mesh.coordinate(parameter.is_expert() ? comm::Dim::kEdp : comm::Dim::kDp) == 0;
+}
+
+/// Names of all weights, those of other ranks too.
+std::set<std::string> names_of_weights(const assembly::ModelOnRanks& placed) {
+  std::set<std::string> names;
+  for (const nn::Parameter* parameter : placed.model->parameters()) names.insert(parameter->name());
+  if (placed.adapters) {
+    placed.adapters->visit_parameters(
+        [&](const nn::Parameter& factor) { names.insert(factor.name()); });
+  }
+  return names;
 }
 
 }  // namespace
@@ -82,10 +95,11 @@ void Trainer::restore(const ckpt::Path& path) {
   for (const std::string& difference : config::differences(before, config_)) {
     log::warning("the configuration changed since the checkpoint: {}", difference);
   }
+  require_no_other_weights(checkpoint, names_of_weights(setup_.placed), kWeights);
   for (const ckpt::TensorPart& part : learner_.optimizer().state(/*with_copies=*/true))
-    checkpoint.copy_box(part.name, part.offset, part.tensor);
+    checkpoint.copy_part(part);
   for (const ckpt::TensorPart& part : steps_.state(/*with_copies=*/true))
-    checkpoint.copy_box(part.name, part.offset, part.tensor);
+    checkpoint.copy_part(part);
   steps_.load(checkpoint);
   restore_kept(checkpoint);
   if (setup_.placed.sharding) setup_.placed.sharding->publish(/*with_frozen=*/true);
@@ -148,7 +162,8 @@ void Trainer::restore_kept(const ckpt::TrainingCheckpoint& checkpoint) {
     if (parameter->trainable() || !checkpoint.has(name)) continue;
     keep(*parameter);
     for (nn::Box& box : parameter->boxes(parameter->owned()))
-      checkpoint.copy_box(name, box.global.offset, std::move(box.tensor));
+      checkpoint.copy_part(
+          {name, std::move(box.tensor), std::move(box.global.offset), parameter->global_shape()});
   }
 }
 

@@ -39,14 +39,17 @@ TEST_F(ReinforcementTest, ExpertsOfGenerationAreTrainedInEveryLayout) {
   const auto sync = run("in-turn", 0, in_turn);
   const struct {
     const char* name;
+    int ranks;
     Words settings;
     bool is_sync;
-  } layouts[] = {{"experts", {"parallel.fsdp=2", "parallel.ep=2", in_turn[0], in_turn[1]}, true},
-                 {"tensors", {"parallel.tp=2"}, false},
-                 {"stages", {"parallel.pp=2", "train.recompute=full"}, false}};
-  for (const auto& [name, settings, is_sync] : layouts) {
+  } layouts[] = {
+      {"experts", 2, {"parallel.fsdp=2", "parallel.ep=2", in_turn[0], in_turn[1]}, true},
+      {"context", 3, {"rl.rollout_ranks=1", "parallel.cp=2", in_turn[0], in_turn[1]}, true},
+      {"tensors", 2, {"parallel.tp=2"}, false},
+      {"stages", 2, {"parallel.pp=2", "train.recompute=full"}, false}};
+  for (const auto& [name, ranks, settings, is_sync] : layouts) {
     const auto& one = is_sync ? sync : stale;
-    const auto found = run(name, 2, settings);
+    const auto found = run(name, ranks, settings);
     expect_same(found, one, {"loss", "grad_norm", "mismatch_abs_mean", "router_agreement"}, name);
   }
 }
@@ -121,6 +124,34 @@ TEST_F(ReinforcementTest, PinnedAdaptersAreTheSameInEveryLayout) {
         {"stages", {"parallel.pp=2"}}}) {
     const auto found = run(name, 2, settings);
     expect_same(found, one, {"loss", "grad_norm", "staleness_max", "mismatch_k3"}, name);
+  }
+}
+
+TEST_F(ReinforcementTest, ErrorsAreToldWherePinnedAdaptersAreGathered) {
+  // The engine holds values of the adapters' versions when the reward fails.
+  EXPECT_EQ(train("fails", 2,
+                  {"train.method=lora", "adapter.rank=4", "rl.mode=async", "rl.max_staleness=2",
+                   "parallel.fsdp=2", "rl.reward.command=[/bin/false]"}),
+            1);
+  EXPECT_THAT(runs_.printed("fails"),
+              ::testing::HasSubstr("rl.reward.command: '/bin/false' was started"));
+}
+
+TEST_F(ReinforcementTest, AdaptersOfExpertsReachRolloutsThatDivideThem) {
+  // The first publication is compared by hashes while no pass runs; at the end no version is held.
+  for (const char* mode : {"pin", "recompute"}) {
+    const Words settings = {"model.path=" + runs_.model("moe").string(),
+                            "train.method=lora",
+                            "adapter.rank=4",
+                            "adapter.target_parameters=[mlp.experts.gate_up_proj]",
+                            "rl.mode=async",
+                            "rl.max_staleness=2",
+                            "rl.rollout_ranks=4",
+                            "rollout.tp=2",
+                            "train.max_steps=2",
+                            std::string("rl.update_mode=") + mode};
+    EXPECT_EQ(train(mode, 5, settings), 0) << runs_.printed(mode);
+    EXPECT_EQ(metrics(mode).size(), 2u);
   }
 }
 

@@ -109,6 +109,21 @@ TEST_F(CriticTest, ValuesAreHeldBackOverSeveralUpdates) {
   EXPECT_GT(clipped("4"), 0.1);
 }
 
+TEST_F(CriticTest, AStepWithoutATokenToLearnFromHasNoFiguresOfTheOneBefore) {
+  const Reports reports = train(
+      run("masked", {"rl.overlong=mask", "rollout.max_new_tokens=2", "rollout.stop=[e]",
+                     "rl.groups_per_step=1", "rl.samples_per_group=1", "train.max_steps=12"}));
+  int learned = 0, masked = 0;
+  for (const train::StepInfo& step : reports.steps) {
+    const bool has_tokens = step.loss_tokens > 0;
+    ++(has_tokens ? learned : masked);
+    EXPECT_EQ(step.metrics.find("value_loss") != nullptr, has_tokens) << step.step;
+    EXPECT_EQ(step.metrics.find("explained_variance") != nullptr, has_tokens) << step.step;
+  }
+  EXPECT_GT(learned, 0);
+  EXPECT_GT(masked, 0);
+}
+
 TEST_F(CriticTest, GoesWithEpisodesAndAdapters) {
   // The critic has no language-model head, whether or not the policy trains its own.
   make_model("untied", {{"tie_word_embeddings", false}});

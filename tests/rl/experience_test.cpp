@@ -366,6 +366,29 @@ TEST_F(ExperienceTest, GaeComparesTokensWithTheCriticsValues) {
   EXPECT_NEAR(experience.explained_variance(), 1 - left / variance, 1e-9);
 }
 
+TEST_F(ExperienceTest, RoundingOfEqualReturnsHasNoVariance) {
+  const config::RunConfig run = config({"rl.algorithm.advantage=gae", "rl.algorithm.lambda=1"});
+  const Prompts all = prompts(run);
+  std::vector<Group> batch = groups();
+  for (Group& group : batch) {
+    for (Trajectory& trajectory : group.trajectories) trajectory.reward = 0;
+  }
+  Experience experience(run, all, batch);
+  std::vector<std::vector<double>> values;
+  for (const auto& tokens : experience.tokens()) {
+    std::vector<double>& row = values.emplace_back();
+    for (std::size_t t = 0; t < tokens.size(); ++t)
+      row.push_back(t % 2 == 0 ? 0.7 : 1e-5 / static_cast<double>(t + 2));
+  }
+  experience.set_values(values);
+  double most = 0;
+  for (const objective::ValueRow& row : experience.value_rows()) {
+    for (const double value : row.returns) most = std::max(most, std::abs(value));
+  }
+  ASSERT_GT(most, 0);
+  EXPECT_EQ(experience.explained_variance(), 0);
+}
+
 TEST_F(ExperienceTest, PromptsNameTheRowThatIsWrong) {
   std::ofstream(dir_ / "prompts.jsonl", std::ios::app) << R"({"question": "why?"})"
                                                        << "\n";

@@ -133,15 +133,23 @@ TEST_F(ResumeTest, AnotherRunGoesOnWithTheFinishedGroups) {
 
 TEST_F(ResumeTest, ADeterministicRunThatFinishesItsGroupsContinuesBitForBit) {
   const Words settings = {"rl.deterministic=true", "rl.update_mode=wait"};
-  train(ahead("whole", settings));
+  const Reports whole = train(ahead("whole", settings));
   train(ahead("parts", settings), 3);
   // Two batches are ready at each update, and nothing runs.
   const rl::LedgerState state = ledger("parts");
   EXPECT_EQ(state.completed.size(), 8u);
   EXPECT_EQ(state.pending.size(), 8u);
-  EXPECT_EQ(train(ahead("parts", settings)).steps.size(), 5u);
+  const Reports rest = train(ahead("parts", settings));
+  ASSERT_EQ(rest.steps.size(), 5u);
   EXPECT_EQ(weights("whole"), weights("parts"));
   EXPECT_EQ(dispatches("whole"), dispatches("parts"));
+  // Groups that were finished before the checkpoint are told of after it.
+  for (std::size_t i = 0; i < 5; ++i) {
+    for (const char* figure : {"gen_tokens", "gen_batch", "groups_all_wrong"}) {
+      EXPECT_EQ(rest.steps[i].metrics.at(figure), whole.steps[i + 3].metrics.at(figure))
+          << figure << " " << i;
+    }
+  }
 }
 
 TEST_F(ResumeTest, WhatTheLastStepLeavesOfABatchIsConsumedWhenTheRunGoesOn) {

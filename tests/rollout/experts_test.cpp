@@ -177,11 +177,15 @@ TEST_F(ExpertsOfTokens, OfSeveralRanksAreThoseOfOne) {
   } layouts[] = {{"tp", {2, 1, 1, 1, 1}, 1},
                  {"pp", {1, 1, 1, 1, 2}, 1},
                  {"ep", {1, 1, 2, 1, 1}, 2},
-                 {"dp", {1, 1, 1, 2, 1}, 1}};
+                 {"dp", {1, 1, 1, 2, 1}, 1},
+                 // At the end some ranks have padding alone.
+                 {"dp-tp", {2, 1, 1, 2, 1}, 1}};
   const std::vector<Request> requests = {request_of(9, 5), request_of(33, 4, 3), request_of(2, 6)};
   for (const auto& layout : layouts) {
-    std::vector<Completions> found(2);
-    const auto errors = testing::run_ranks(2, [&](const std::shared_ptr<comm::World>& world) {
+    std::int64_t ranks = 1;
+    for (const std::int64_t size : layout.sizes) ranks *= size;
+    std::vector<Completions> found(static_cast<std::size_t>(ranks));
+    const auto errors = testing::run_ranks(ranks, [&](const std::shared_ptr<comm::World>& world) {
       assembly::ModelOnRanks placed = place(comm::Mesh(layout.sizes, world, layout.ep));
       Engine engine(placed, nullptr, {.max_sequences = 4, .prefill_tokens = 10, .capacity = 60});
       for (const Request& request : requests) engine.submit(request);
@@ -191,7 +195,8 @@ TEST_F(ExpertsOfTokens, OfSeveralRanksAreThoseOfOne) {
     RequestId id = 0;
     for (const Request& request : requests) {
       for (std::int64_t sample = 0; sample < request.samples; ++sample, ++id) {
-        EXPECT_EQ(found[0].at(id).experts, found[1].at(id).experts) << layout.name;
+        for (const Completions& other : found)
+          EXPECT_EQ(found[0].at(id).experts, other.at(id).experts) << layout.name;
         expect_own(request, found[0].at(id), std::string(layout.name) + std::to_string(id));
       }
     }
