@@ -116,7 +116,8 @@ inline constexpr Metric kRouterMissing{
     "router_missing", Unit::kCount,
     "tokens whose experts generation did not tell, the last ones of completions; with "
     "`rl.router_replay: r3`"};
-inline constexpr Metric kEvalLoss{"eval_loss", Unit::kNats, "loss of `data.eval`"};
+inline constexpr Metric kEvalLoss{"eval_loss", Unit::kNats,
+                                  "loss of `data.eval`; RL: minus its mean reward"};
 inline constexpr Metric kEval{"eval_*", Unit::kNumber,
                               "figure `*` of `data.eval`, or of `heddle eval` on `eval.input`"};
 /// A figure of judged answers, which reports show as "eval_*".
@@ -155,7 +156,9 @@ inline constexpr Metric kVersion{"version", Unit::kCount, "updates before the st
 inline constexpr Metric kRewardMean{"reward_mean", Unit::kReward, "of the completions, as judged"};
 inline constexpr Metric kRewardStd{"reward_std", Unit::kReward, "their standard deviation"};
 inline constexpr Metric kRewardPart{"reward_*", Unit::kReward,
-                                    "mean of the part that verifier `*` gave"};
+                                    "mean of the part `*` of the reward: of one of several "
+                                    "verifiers, or one that a program, server or environment "
+                                    "tells"};
 inline constexpr Metric kReward{"reward", Unit::kReward, "mean over the prompts of `data.eval`"};
 inline constexpr Metric kLength{"length", Unit::kTokens, "mean of the answers to them"};
 inline constexpr Metric kLengthMean{"length_mean", Unit::kTokens, "of the completions"};

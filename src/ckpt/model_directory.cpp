@@ -87,8 +87,8 @@ void check_index(const ModelDirectory& model,
       })) {
     throw_error<ModelError>(
         "{}: an adapter directory, not a model: give the base model, and this folder as the "
-        "adapter",
-        path.string());
+        "adapter; to train on from it, merge it: heddle export BASE --adapter {} --output MERGED",
+        path.string(), path.string());
   }
   if (is_training_checkpoint(path)) {
     throw_error<ModelError>(

@@ -15,7 +15,7 @@
 #include "cli/bench_generate.h"
 #include "cli/bench_operators.h"
 #include "cli/command.h"
-#include "cli/numbers.h"
+#include "cli/option_checks.h"
 #include "comm/launch_environment.h"
 #include "comm/world.h"
 #include "config/config.h"

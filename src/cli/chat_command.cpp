@@ -10,6 +10,7 @@
 #include "base/text.h"
 #include "cli/chat_partner.h"
 #include "cli/command.h"
+#include "cli/option_checks.h"
 #include "cli/stop_request.h"
 #include "cli/template_arguments.h"
 
@@ -220,7 +221,8 @@ void add_chat_command(CLI::App& app, Action& action) {
                    "Tokens of conversation and answer; 0: 8192, or fewer if the model has fewer")
       ->capture_default_str();
   add_sampling_arguments(*command, partner.sampling);
-  command->add_option("--stop", partner.stop, "End where this text begins (repeatable)");
+  command->add_option("--stop", partner.stop, "End where this text begins (repeatable)")
+      ->check(not_empty());
   add_kernel_argument(*command, partner.model);
   command->footer(
       "Lines of the standard input are questions; /help lists commands.\n"

@@ -8,6 +8,8 @@
 #include "base/metrics.h"
 #include "cli/command.h"
 #include "config/config.h"
+#include "config/objective.h"
+#include "rl/reward_options.h"
 
 namespace heddle::cli {
 namespace {
@@ -35,6 +37,7 @@ int run_config(const ConfigOptions& options, const Session& session) {
       given.file.empty() ? config::Completeness::kPartial : config::Completeness::kComplete;
   const config::RunConfig run =
       config::load(given.file, given.overrides, completeness, assembly::usual_device());
+  if (config::objective_of(run) == config::Objective::kPolicy) rl::check_rewards(run);
   for (const std::string& unused : config::unused_keys(run)) log::warning("{}", unused);
   session.out << (options.is_json ? config::dump_json(run) + "\n" : config::dump_yaml(run));
   return 0;

@@ -10,6 +10,7 @@
 #include "base/output_file.h"
 #include "cli/answer_evaluation.h"
 #include "cli/model_arguments.h"
+#include "cli/option_checks.h"
 #include "cli/sampling_defaults.h"
 #include "cli/template_arguments.h"
 #include "data/json/json_text.h"
@@ -99,8 +100,11 @@ void add_eval_command(CLI::App& app, Action& action) {
       ->capture_default_str();
   command->add_option("--temperature", options->sampling.temperature, "0: the most likely token")
       ->capture_default_str();
-  command->add_option("--seed", options->sampling.seed, "Of the sampling")->capture_default_str();
-  command->add_option("--stop", options->judged.stop, "End where this text begins (repeatable)");
+  command->add_option("--seed", options->sampling.seed, "Of the sampling")
+      ->check(not_below_zero())
+      ->capture_default_str();
+  command->add_option("--stop", options->judged.stop, "End where this text begins (repeatable)")
+      ->check(not_empty());
   command
       ->add_option("--max-sequences", options->judged.engine.max_sequences, "Generated at a time")
       ->capture_default_str();

@@ -5,6 +5,7 @@
 #include "base/errors.h"
 #include "base/quote.h"
 #include "data/json/json_text.h"
+#include "data/readers/field_at.h"
 #include "data/readers/jsonl_reader.h"
 
 namespace heddle::cli {
@@ -102,11 +103,11 @@ EvalCase EvalRows::parse(Json value, std::int64_t line) const {
 
 Json EvalRows::truth_of(const Json& value, const data::Row& row) const {
   if (!options_.answer.empty()) {
-    const auto found = value.find(options_.answer);
-    if (found == value.end())
+    Json truth = data::field_at(value, options_.answer);
+    if (truth.is_null())
       throw_error<DataError>("field '{}' is missing, which {} names", options_.answer,
                              options_.answer_key);
-    return *found;
+    return truth;
   }
   for (const char* name : {"answer", "completion", "output"}) {
     if (const auto found = value.find(name); found != value.end()) return *found;

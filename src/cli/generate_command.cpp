@@ -12,6 +12,7 @@
 #include "base/text.h"
 #include "cli/command.h"
 #include "cli/model_arguments.h"
+#include "cli/option_checks.h"
 #include "cli/sampling_defaults.h"
 #include "cli/template_arguments.h"
 #include "comm/refusal.h"
@@ -215,8 +216,10 @@ void add_generate_command(CLI::App& app, Action& action) {
   auto options = std::make_shared<GenerateOptions>();
   CLI::App* command = app.add_subcommand("generate", "Continue prompts");
   add_model_arguments(*command, options->model);
-  command->add_option("--prompt", options->prompt,
-                      "One prompt, streamed (through the chat template if there is one)");
+  command
+      ->add_option("--prompt", options->prompt,
+                   "One prompt, streamed (through the chat template if there is one)")
+      ->check(not_empty());
   command->add_flag("--raw", options->raw, "Take --prompt as it is, without the chat template");
   add_template_arguments(*command, options->template_arguments);
   command
@@ -232,7 +235,8 @@ void add_generate_command(CLI::App& app, Action& action) {
   command->add_option("--max-new-tokens", options->max_new_tokens, "At most so many")
       ->capture_default_str();
   add_sampling_arguments(*command, options->sampling);
-  command->add_option("--stop", options->stop, "End where this text begins (repeatable)");
+  command->add_option("--stop", options->stop, "End where this text begins (repeatable)")
+      ->check(not_empty());
   command->add_flag("--ignore-eos", options->ignore_eos, "Do not end at end-of-sequence tokens");
   command->add_option("--max-sequences", options->engine.max_sequences, "Generated at a time")
       ->capture_default_str();

@@ -11,6 +11,7 @@
 #include "ckpt/model_directory.h"
 #include "ckpt/model_writer.h"
 #include "cli/command.h"
+#include "cli/option_checks.h"
 #include "data/tokenizer/tokenizer.h"
 #include "device/device.h"
 #include "models/registry.h"
@@ -106,7 +107,9 @@ void add_init_command(CLI::App& app, Action& action) {
   command->add_option("--output", options->output, "The directory to make")
       ->required()
       ->type_name("DIR");
-  command->add_option("--seed", options->seed, "Of the weights")->capture_default_str();
+  command->add_option("--seed", options->seed, "Of the weights")
+      ->check(not_below_zero())
+      ->capture_default_str();
   command->add_option("--dtype", options->dtype, "Of the stored weights")->capture_default_str();
   command->add_flag("--overwrite", options->overwrite, "Replace a model directory that is there");
   const std::string presets = text::join(models::preset_names(), ", ");

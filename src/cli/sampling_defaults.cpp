@@ -7,6 +7,7 @@
 #include "base/errors.h"
 #include "base/log.h"
 #include "base/text.h"
+#include "cli/option_checks.h"
 
 namespace heddle::cli {
 namespace {
@@ -88,6 +89,7 @@ void add_sampling_arguments(CLI::App& command, SamplingArguments& arguments) {
                      "The k most likely; 0: all; default likewise, else 0");
   command
       .add_option("--seed", arguments.seed, "Of the sampling; each answer has a stream of its own")
+      ->check(not_below_zero())
       ->capture_default_str();
 }
 

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "base/quote.h"
-#include "cli/numbers.h"
+#include "cli/option_checks.h"
 #include "serve/http/limits.h"
 #include "serve/store/audit.h"
 #include "serve/store/data_directory.h"

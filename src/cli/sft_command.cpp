@@ -20,6 +20,7 @@
 #include "comm/world.h"
 #include "config/config.h"
 #include "config/objective.h"
+#include "rl/reward_options.h"
 #include "rl/rollout_job.h"
 #include "rl/rollouts.h"
 #include "rl/steps.h"
@@ -96,6 +97,7 @@ int run(const std::string& name, const std::vector<std::string>& arguments,
     if (read.rl.has_two_jobs()) comm::parse_endpoint(read.sync.listen, "sync.listen");
     resolve_names(read);
     train::find_class_labels(read);
+    if (config::objective_of(read) == config::Objective::kPolicy) rl::check_rewards(read);
     return read;
   });
   log::set_level(config.log.level);

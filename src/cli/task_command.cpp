@@ -7,6 +7,7 @@
 #include "base/quote.h"
 #include "base/text.h"
 #include "cli/command.h"
+#include "cli/option_checks.h"
 #include "reward/environment.h"
 
 namespace heddle::cli {
@@ -75,6 +76,7 @@ void add_task_command(CLI::App& app, Action& action) {
       ->type_name("N")
       ->capture_default_str();
   command->add_option("--seed", options->seed, "Rows of another seed are others")
+      ->check(not_below_zero())
       ->type_name("N")
       ->capture_default_str();
   command->add_option("--output", options->output, "Where the rows go; -: standard output")

@@ -69,7 +69,9 @@ class Checker {
     if (objective_of(c_) != Objective::kLanguageModel &&
         c_.data.truncation == data::Truncation::kSplit) {
       fail("data.truncation",
-           c_.model.head == Head::kLanguageModel
+           objective_of(c_) == Objective::kPolicy
+               ? "split is for single texts: the pieces of a prompt have no answer"
+           : c_.model.head == Head::kLanguageModel
                ? "split is for single texts: the pieces of an answer have no pair"
                : "split is for model.head lm: the pieces of a text have no label");
     }

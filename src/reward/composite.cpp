@@ -47,6 +47,10 @@ class Composite final : public Reward {
       if (!std::isfinite(part.weight))
         throw_error<ConfigError>("{}: weight must be a finite number", where);
       const std::string name = part.name.empty() ? part.verifier : part.name;
+      if (name == "mean" || name == "std") {
+        throw_error<ConfigError>("{}: '{}' is the reward's own figure: give it another `name`",
+                                 where, name);
+      }
       if (!names.insert(name).second) {
         throw_error<ConfigError>("{}: two parts have the name '{}': give one of them a `name`",
                                  where, name);

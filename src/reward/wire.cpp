@@ -38,6 +38,8 @@ std::string read_parts(const Json& answer, Score& score) {
   for (const auto& [name, value] : parts->items()) {
     if (!is_reward(value)) return "'parts' must be an object of numbers";
     if (!is_plain(name)) return "names of 'parts' must be of 1 to 100 plain characters";
+    if (name == "mean" || name == "std")
+      return "names of 'parts' must be others than mean and std, which are the reward's own";
     score.parts[name] = value.get<double>();
   }
   return {};

@@ -117,7 +117,7 @@ train::Evaluation Steps::evaluate() {
     lengths.push_back(static_cast<double>(group.trajectories[0].sampled_tokens()));
   }
   const double reward = mean_of(rewards);
-  train::Evaluation evaluation{-reward, {}};
+  train::Evaluation evaluation{0 - reward, {}};
   evaluation.metrics.set(metric::kReward, reward);
   evaluation.metrics.set(metric::kLength, mean_of(lengths));
   return evaluation;

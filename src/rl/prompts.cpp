@@ -9,6 +9,7 @@
 #include "base/hash.h"
 #include "base/rng.h"
 #include "base/text.h"
+#include "data/readers/field_at.h"
 #include "data/readers/jsonl_reader.h"
 #include "data/readers/record_reader.h"
 #include "data/rendering/renderer.h"
@@ -18,40 +19,34 @@
 namespace heddle::rl {
 namespace {
 
-/// The value at "a" or, in nested objects, "a.b"; null where there is none.
-Json value_at(const Json& row, const std::string& field) {
-  const Json* value = &row;
-  for (const std::string& part : text::split(field, '.')) {
-    const auto found = value->is_object() ? value->find(part) : value->end();
-    if (!value->is_object() || found == value->end()) return nullptr;
-    value = &*found;
-  }
-  return *value;
-}
-
 /// The part of a row that is rendered.
 data::Row row_of(const Json& value, const data::RowOptions& options, bool has_template) {
   data::RowOptions prompts = options;
   prompts.task = data::Task::kEmbedding;  // nothing of the row itself is learned
   prompts.format = data::RowFormat::kMessages;
-  const auto conversation = [&](const Json& messages) {
-    Json object = {{options.fields.messages, messages}};
+  const auto conversation = [&](const std::string& field, const Json& messages) {
+    prompts.fields.messages = field;
+    Json object = {{field, messages}};
     if (value.contains(options.fields.tools))
       object[options.fields.tools] = value[options.fields.tools];
     return data::parse_row(object, prompts);
   };
-  if (value.contains(options.fields.messages)) return conversation(value[options.fields.messages]);
+  if (const Json messages = value.value(options.fields.messages, Json()); !messages.is_null())
+    return conversation(options.fields.messages, messages);
   const auto prompt = value.find(options.fields.prompt);
   if (prompt == value.end()) {
     throw_error<DataError>("the row has neither '{}' nor '{}'", options.fields.prompt,
                            options.fields.messages);
   }
-  if (prompt->is_array()) return conversation(*prompt);
+  if (prompt->is_array()) return conversation(options.fields.prompt, *prompt);
   if (!prompt->is_string()) {
     throw_error<DataError>("field '{}': expected a text or a list of messages, found {}",
                            options.fields.prompt, prompt->dump());
   }
-  if (has_template) return conversation(Json::array({{{"role", "user"}, {"content", *prompt}}}));
+  if (has_template) {
+    return conversation(options.fields.prompt,
+                        Json::array({{{"role", "user"}, {"content", *prompt}}}));
+  }
   data::Row row;
   row.text = prompt->get<std::string>();
   return row;
@@ -67,7 +62,7 @@ Json without_answer(Json messages) {
 /// The value that rewards compare with. Throws where the run needs it and the row has none.
 Json truth_of(const Json& row, const config::RunConfig& config) {
   const std::string& field = config.data.fields.answer;
-  Json truth = value_at(row, field);
+  Json truth = data::field_at(row, field);
   if (!truth.is_null()) return truth;
   std::string why;
   for (const auto& [name, weight] : config.rl.reward.verifiers) {
@@ -84,7 +79,7 @@ Json truth_of(const Json& row, const config::RunConfig& config) {
 /// Whatever else a reward may want to know: the field of data.fields.meta, and the verifier that
 /// the row names; a row without that field gives all fields that nothing else reads.
 Json meta_of(const Json& row, const config::DataFields& fields) {
-  Json meta = value_at(row, fields.meta);
+  Json meta = data::field_at(row, fields.meta);
   if (meta.is_object()) {
     const auto verifier = row.find("verifier");
     if (verifier != row.end() && !meta.contains("verifier")) meta["verifier"] = *verifier;
@@ -215,6 +210,11 @@ void Prompts::read(const std::string& path, const config::RunConfig& config,
             row.contains("verifier") && !config.rl.reward.verifiers.contains("row");
         if (is_unread && unread_verifier_.empty()) unread_verifier_ = named;
       }
+      const config::DataFields& fields = config.data.fields;
+      const auto has = [&](const std::string& field) {
+        return row.contains(field) && !row[field].is_null();
+      };
+      if (with_both_.empty() && has(fields.messages) && has(fields.prompt)) with_both_ = named;
       rows_.push_back(std::move(prompt));
       ++report_.rows;
       hasher.add(line);
@@ -230,7 +230,7 @@ Prompt Prompts::prompt_of(const Json& row, const config::RunConfig& config) cons
   prompt.tokens = tokenize(row);
   prompt.truth = truth_of(row, config);
   prompt.meta = meta_of(row, config.data.fields);
-  prompt.tools = value_at(row, config.data.fields.tools);
+  prompt.tools = data::field_at(row, config.data.fields.tools);
   prompt.messages = conversation_of(row);
   return prompt;
 }

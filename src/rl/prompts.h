@@ -64,6 +64,8 @@ class Prompts {
   /// File and line of the first row that names a verifier, where rl.reward.verifiers does not look
   /// for one (verifier row); empty: none does.
   const std::string& unread_verifier() const { return unread_verifier_; }
+  /// File and line of the first row that has messages, which are read, and a prompt; empty: none.
+  const std::string& with_both() const { return with_both_; }
   /// Fates of all rows that were read.
   const data::DatasetReport& report() const { return report_; }
   /// Hash of rows and order: a run that goes on must find the same.
@@ -100,7 +102,7 @@ class Prompts {
   std::vector<data::FileRows> files_;
   std::int64_t per_epoch_ = 0;
   data::DatasetReport report_;
-  std::string unread_verifier_;
+  std::string unread_verifier_, with_both_;
   std::string key_, content_;
   std::uint64_t seed_;
   bool shuffles_;

@@ -4,6 +4,7 @@
 
 #include "base/errors.h"
 #include "base/json.h"
+#include "config/config.h"
 
 namespace heddle::rl {
 
@@ -43,6 +44,17 @@ reward::RewardOptions reward_options(const config::RlReward& section) {
   options.http.retries = section.retries;
   options.http.backoff_s = section.backoff_s;
   return options;
+}
+
+void check_rewards(const config::RunConfig& config) {
+  try {
+    const reward::RewardOptions options = reward_options(config.rl.reward);
+    if (!config.rl.reward.verifiers.empty()) reward::make_reward(options);
+  } catch (const ConfigError& error) {
+    const std::string why = error.what();
+    if (why.starts_with("rl.reward.")) throw;
+    throw ConfigError(config::where(config, "rl.reward.verifiers") + ": " + why);
+  }
 }
 
 }  // namespace heddle::rl

@@ -79,9 +79,10 @@ void report_groups(std::span<const Group> groups, std::int64_t version,
   info.metrics.set(metric::kVersion, static_cast<double>(version));
   info.metrics.set(metric::kRewardMean, mean_of(rewards));
   info.metrics.set(metric::kRewardStd, deviation_of(rewards));
-  // A single part is the reward itself.
+  // The part of a verifier that judges alone is the reward itself.
+  const bool is_alone = config.rl.reward.verifiers.size() == 1;
   for (const auto& [name, values] : parts) {
-    if (parts.size() > 1) info.metrics.set(metric::kRewardPart, name, mean_of(values));
+    if (!is_alone) info.metrics.set(metric::kRewardPart, name, mean_of(values));
   }
   info.metrics.set(metric::kLengthMean, mean_of(lengths));
   std::ranges::sort(lengths);
@@ -178,7 +179,12 @@ void report_times(const StepTimes& times, double seconds, const Batch* batch,
 
 void report_policy(const objective::PolicyStatistics& all, std::int64_t dropped, bool has_reference,
                    train::StepInfo& info) {
-  const auto mean = [&](double sum) { return all.tokens > 0 ? sum / all.tokens : 0; };
+  const auto left = static_cast<double>(dropped);
+  info.metrics.set(metric::kRejectedTokens,
+                   all.tokens + left > 0 ? (all.rejected + left) / (all.tokens + left) : 0);
+  // Means of no token would read as an entropy that fell to 0, or as a mismatch that is none.
+  if (all.tokens == 0) return;
+  const auto mean = [&](double sum) { return sum / all.tokens; };
   info.metrics.set(metric::kEntropy, mean(all.entropy));
   info.metrics.set(metric::kKl, mean(all.old_kl));
   if (has_reference) info.metrics.set(metric::kKlReference, mean(all.reference_kl));
@@ -192,15 +198,12 @@ void report_policy(const objective::PolicyStatistics& all, std::int64_t dropped,
   report_parts(all.by_depth, metric::kMismatchK1OfDepth, metric::kMismatchK3OfDepth, info);
   info.metrics.set(metric::kMismatchAbsMean, mean(all.mismatch_abs));
   info.metrics.set(metric::kMismatchAbsMax, all.mismatch_abs_max);
-  info.metrics.set(metric::kMismatchChi2, all.tokens > 0 ? mean(all.mismatch_squared) - 1 : 0);
-  info.metrics.set(metric::kMismatchMultProbError, all.tokens > 0 ? mean(all.mismatch_factor) : 1);
+  info.metrics.set(metric::kMismatchChi2, mean(all.mismatch_squared) - 1);
+  info.metrics.set(metric::kMismatchMultProbError, mean(all.mismatch_factor));
   info.metrics.set(metric::kMismatchClipped, mean(all.weight_capped));
   info.metrics.set(
       metric::kMismatchEss,
       all.weight_squared > 0 ? all.weight * all.weight / (all.tokens * all.weight_squared) : 0);
-  const auto left = static_cast<double>(dropped);
-  info.metrics.set(metric::kRejectedTokens,
-                   all.tokens + left > 0 ? (all.rejected + left) / (all.tokens + left) : 0);
 }
 
 }  // namespace heddle::rl

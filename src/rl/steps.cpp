@@ -48,12 +48,20 @@ data::LoaderInfo loader_info(const config::RunConfig& config, const Prompts& pro
 /// Fates of the rows that are no prompts as they are.
 std::string left_out(const Prompts& prompts) { return prompts.report().left_out(); }
 
-void warn_of_rows(const Prompts& prompts) {
+void warn_of_rows(const config::RunConfig& config, const Prompts& prompts) {
   if (!prompts.unread_verifier().empty()) {
     log::warning(
         "{}: the row names a verifier, which rl.reward.verifiers does not look for: 'row: 1' there "
         "takes each row's",
         prompts.unread_verifier());
+  }
+  if (!prompts.with_both().empty()) {
+    const config::DataFields& fields = config.data.fields;
+    log::warning(
+        "{}: the row has '{}' and '{}': '{}' is the prompt. To read '{}', give "
+        "data.fields.messages "
+        "the name of no column",
+        prompts.with_both(), fields.prompt, fields.messages, fields.messages, fields.prompt);
   }
   for (const std::string& example : prompts.report().bad_examples)
     log::warning("skipped (data.on_bad_line): {}", example);
@@ -112,8 +120,8 @@ Steps::Steps(const config::RunConfig& config, train::Setup& setup, objective::Po
                             {fact_of("data.train", prompts_), fact_of("data.eval", held_out_)});
   }
   if (is_first_rank()) {
-    warn_of_rows(prompts_);
-    warn_of_rows(held_out_);
+    warn_of_rows(config, prompts_);
+    warn_of_rows(config, held_out_);
   }
   if (config.rl.replays_experts()) {
     const std::int64_t width = rollout::expert_width(setup.placed.model->config());

@@ -68,6 +68,8 @@ TEST(Composite, RefusesTwoPartsOfOneName) {
   EXPECT_THROW(make_reward(options), ConfigError);
   options.verifiers[1].name = "again";
   EXPECT_NO_THROW(make_reward(options));
+  options.verifiers[1].name = "mean";
+  EXPECT_THROW(make_reward(options), ConfigError);
 }
 
 TEST(MakeReward, WantsExactlyOneSource) {

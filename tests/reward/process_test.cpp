@@ -251,6 +251,26 @@ TEST(ProcessReward, SaysWhyAProgramCannotBeStarted) {
   EXPECT_THAT(refused("python3 verify.py"), HasSubstr("are a list"));
 }
 
+TEST(ProcessReward, PartsDoNotTakeTheNamesOfTheRewardsOwnFigures) {
+  const testing::TemporaryDirectory folder;
+  const auto told = [&](const std::string& part) {
+    const std::string path = (folder / ("tells-" + part)).string();
+    std::ofstream(path)
+        << "#!/bin/sh\nexec sed -u 's/.*\"id\": *\"\\([^\"]*\\)\".*/{\"id\":\"\\1\","
+           "\"reward\":1,\"parts\":{\""
+        << part << "\":3}}/'\n";
+    std::filesystem::permissions(path, std::filesystem::perms::owner_all);
+    ProcessOptions options;
+    options.command = {path};
+    return reward_of(options)->score(samples_of({"a"}))[0];
+  };
+  for (const char* part : {"mean", "std"})
+    EXPECT_THAT(told(part).error.value_or(""), HasSubstr("must be others than mean and std"));
+  const Score win = told("win");
+  EXPECT_EQ(win.error.value_or(""), "");
+  EXPECT_EQ(win.parts.at("win"), 3);
+}
+
 TEST(ProcessReward, TellsAWorkersWaysOfNotAnsweringApart) {
   const auto error_of = [](const char* completion) {
     const auto scores = reward_of(program())->score(samples_of({completion}));

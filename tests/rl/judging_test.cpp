@@ -100,6 +100,20 @@ TEST_F(JudgingTest, RunsWhoseRewardsAllFailEnd) {
   EXPECT_EQ(reports.steps.front().metrics.at("rejected_failed"), 0);
 }
 
+TEST_F(JudgingTest, APartThatAProgramTellsIsAFigureOfItsOwn) {
+  const std::string program = path("tells");
+  std::ofstream(program)
+      << "#!/bin/sh\nexec sed -u 's/.*\"id\": *\"\\([^\"]*\\)\".*/{\"id\":\"\\1\","
+         "\"reward\":1,\"parts\":{\"win\":3}}/'\n";
+  std::filesystem::permissions(program, std::filesystem::perms::owner_all);
+  const Reports reports = train(run("program", {"train.max_steps=1", "rl.reward.verifiers={}",
+                                                "rl.reward.command=[" + program + "]"}));
+  EXPECT_EQ(reports.steps.front().metrics.at("reward_mean"), 1);
+  EXPECT_EQ(reports.steps.front().metrics.at("reward_win"), 3);
+  const Reports alone = train(run("verifier", {"train.max_steps=1"}));
+  EXPECT_EQ(alone.steps.front().metrics.find("reward_contains"), nullptr);
+}
+
 TEST_F(JudgingTest, AllRanksEndAsTheOneThatAsksDoes) {
   const config::RunConfig wrong =
       judged("ranks", {{{"prompt", "a"}}}, {"rl.reward.command=[/no/such/program]"});

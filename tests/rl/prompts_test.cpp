@@ -123,6 +123,19 @@ TEST_F(PromptsTest, BadRowsStopOrAreCounted) {
               HasSubstr("data.train: there is no row, 1 bad rows skipped"));
 }
 
+TEST_F(PromptsTest, ColumnsThatAreNotReadAreNamed) {
+  const auto of = [&](const char* name, const std::string& row) {
+    return run(name, {"data.train=" + file(name, {R"({"prompt": "a", "answer": "k"})", row})});
+  };
+  const Prompts both = prompts(of(
+      "both", R"({"prompt": "b", "messages": [{"role": "user", "content": "c"}], "answer": "k"})"));
+  EXPECT_THAT(both.with_both(), HasSubstr("both:2"));
+  const Prompts one = prompts(of("one", R"({"prompt": "b", "messages": null, "answer": "k"})"));
+  EXPECT_EQ(one.with_both(), "");
+  EXPECT_THAT(message_of(of("empty", R"({"prompt": [], "answer": "k"})")),
+              HasSubstr("field 'prompt': is an empty list"));
+}
+
 TEST_F(PromptsTest, LongPromptsAreErrorsLeftOutOrCut) {
   std::string words;
   for (int i = 0; i < 40; ++i) words += " w" + std::to_string(i);

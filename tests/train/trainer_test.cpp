@@ -276,6 +276,27 @@ TEST_F(TrainerTest, TheCheckpointOfAnotherMethodIsNamed) {
   }
 }
 
+TEST_F(TrainerTest, ACheckpointOfOtherAdaptersIsNotCut) {
+  const auto adapted = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), {"train.method=lora", "adapter.rank=8"});
+    return config("run", more);
+  };
+  train_until(adapted({}), 3);
+  const auto refusal = [&](std::vector<std::string> more) {
+    return testing::message_of([&] { train_until(adapted(std::move(more)), 1000); });
+  };
+  for (const char* rank : {"4", "16"}) {
+    EXPECT_THAT(refusal({std::string("adapter.rank=") + rank}),
+                ::testing::ContainsRegex("step-00000003: tensor '.*lora_A.*' is .8, "));
+  }
+  EXPECT_THAT(refusal({"adapter.targets=[q_proj]"}),
+              ::testing::AllOf(::testing::HasSubstr("the checkpoint of step 3 holds what "),
+                               ::testing::HasSubstr("the first is 'model.layers.0.")));
+  // A module that is saved whole stays as it was learned; what is frozen since, too.
+  const std::int64_t last = config("run").train.max_steps;
+  EXPECT_EQ(train_until(adapted({"adapter.modules_to_save=[]"}), 1000).steps, last);
+}
+
 TEST_F(TrainerTest, ResumingFromTheFolderOfARunNamesItsNewestCheckpoint) {
   train_until(config("run"), 4);
   try {
