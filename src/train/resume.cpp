@@ -8,6 +8,22 @@
 #include "config/objective.h"
 
 namespace heddle::train {
+namespace {
+
+/// How another run begins with what a run of `before` has learned. An adapter is no model.path.
+std::string how_to_start(const config::RunConfig& before) {
+  const std::string merged =
+      before.train.method == config::Method::kLora
+          ? fmt::format(", merge that adapter by `heddle export {} --adapter DIR --output MERGED`",
+                        before.model.path)
+          : "";
+  return fmt::format(
+      "start from what it has learned with `heddle export CHECKPOINT --output DIR`{} and another "
+      "train.output_dir",
+      merged);
+}
+
+}  // namespace
 
 void check_resume(const config::RunConfig& config) {
   const std::filesystem::path path = config.train.resume;
@@ -32,9 +48,8 @@ void check_same_method(const config::RunConfig& before, const config::RunConfig&
   const std::string_view method = config::to_string(before.train.method);
   throw_error<ConfigError>(
       "the checkpoint of step {} was written with train.method={}, and this run has {}: it holds "
-      "other weights; set train.method={} to continue it, or start from what it has learned with "
-      "`heddle export CHECKPOINT --output DIR` and another train.output_dir",
-      step, method, config::to_string(now.train.method), method);
+      "other weights; set train.method={} to continue it, or {}",
+      step, method, config::to_string(now.train.method), method, how_to_start(before));
 }
 
 void check_same_objective(const config::RunConfig& before, const config::RunConfig& now,
@@ -43,9 +58,9 @@ void check_same_objective(const config::RunConfig& before, const config::RunConf
   if (was != is) {
     throw_error<ConfigError>(
         "the checkpoint of step {} was written with train.objective={}, and this run has {}; set "
-        "train.objective={} to continue it, or start from what it has learned with `heddle export "
-        "CHECKPOINT --output DIR` and another train.output_dir",
-        step, config::to_string(was), config::to_string(is), config::to_string(was));
+        "train.objective={} to continue it, or {}",
+        step, config::to_string(was), config::to_string(is), config::to_string(was),
+        how_to_start(before));
   }
   if (is != config::Objective::kPolicy) return;
   const auto require = [step](bool had, bool has, const char* what, const std::string& setting) {
