@@ -291,10 +291,9 @@ std::vector<train::RowScore> Steps::scores(const assembly::ModelOnRanks& model, 
            i < scorer.first_row(part.size(), rank + 1); ++i)
         of_ranks[static_cast<std::size_t>(rank)] += std::ssize(part[i]);
     }
-    const at::Tensor table =
-        rollout::expert_table(model, rollout::OwnExperts::of(model.model->config(), chosen),
-                              of_ranks)
-            .to(at::kShort);
+    rollout::OwnExperts own = rollout::OwnExperts::of(model.model->config(), chosen);
+    own.places = scorer.places();
+    const at::Tensor table = rollout::expert_table(model, own, of_ranks).to(at::kShort);
     std::int64_t begin = 0;
     for (const std::vector<std::int32_t>& row : part) {
       experts->push_back(table.narrow(0, begin, std::ssize(row)));

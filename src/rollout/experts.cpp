@@ -44,12 +44,21 @@ at::Tensor expert_table(const assembly::ModelOnRanks& placed, const OwnExperts& 
   const std::int64_t before = std::accumulate(rows.begin(), here, std::int64_t{0});
   if (own.chosen.defined()) {
     const at::Tensor host = own.chosen.cpu().to(at::kFloat);
-    const std::int64_t first = host.size(0) * placed.model->tensor_group().rank(),
-                       count = std::clamp<std::int64_t>(*here - first, 0, host.size(0));
-    // A rank whose share of the rows is padding begins beyond the table's end.
-    if (count > 0) {
-      table.narrow(0, before + first, count)
-          .index_copy_(1, at::tensor(own.layers, at::kLong), host.narrow(0, 0, count));
+    const std::int64_t first = host.size(0) * placed.model->tensor_group().rank();
+    std::vector<std::int64_t> from, to;
+    for (std::int64_t row = 0; row < host.size(0); ++row) {
+      const std::int64_t place =
+          own.places.empty() ? first + row : own.places.at(static_cast<std::size_t>(row));
+      // A rank whose share of the rows is padding has none.
+      if (place >= *here) continue;
+      from.push_back(row);
+      to.push_back(before + place);
+    }
+    const at::Tensor rows_here = host.index_select(0, at::tensor(from, at::kLong)),
+                     places = at::tensor(to, at::kLong);
+    for (std::size_t layer = 0; layer < own.layers.size(); ++layer) {
+      table.select(1, own.layers[layer])
+          .index_copy_(0, places, rows_here.select(1, static_cast<std::int64_t>(layer)));
     }
   }
   table = table.view({all, width});

@@ -16,6 +16,9 @@ std::int64_t expert_width(const models::Config& config);
 struct OwnExperts {
   at::Tensor chosen;                 ///< [T/tp,layers,k]; undefined: the rank has no such layer.
   std::vector<std::int64_t> layers;  ///< Numbers among the model's layers with experts.
+  /// [T/tp] place of each among the rows of its data rank, of which padding is beyond the end, with
+  /// cp for example; empty: the ranks of tp have them one after another.
+  std::vector<std::int64_t> places = {};
 
   /// `experts` by layer of the model, see Pipeline::evaluate.
   static OwnExperts of(const models::Config& config, const std::vector<at::Tensor>& experts);

@@ -157,6 +157,9 @@ std::vector<RowScore> Scorer::score(Rows rows, const ScoreRequest& request,
     }
     of_tokens_here.emplace_back();
   }
+  const std::vector<std::int64_t> all_places = local.places_of_tokens();
+  const ops::Rows share = ops::own_rows(std::ssize(all_places), model.tensor_group());
+  places_.assign(all_places.begin() + share.first, all_places.begin() + share.first + share.count);
   const ScoreResult scored = score_locally(local, request, of_tokens_here, experts);
   const bool with_entropies = is_language_model && request.entropy;
   // Each entry is known to one rank: the sum fills the others in.

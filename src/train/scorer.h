@@ -42,6 +42,9 @@ class Scorer {
                               std::vector<at::Tensor>* experts = nullptr,
                               std::span<const at::Tensor> given = {},
                               std::span<const objective::Supports> supports = {});
+  /// After score(): the place of each token of this rank's share (of tp and cp) among those of its
+  /// data rank's rows; beyond their end for padding.
+  const std::vector<std::int64_t>& places() const { return places_; }
   /// The first of `count` rows that data rank `rank` scores; of the next one, where its end is.
   std::size_t first_row(std::size_t count, std::int64_t rank) const;
 
@@ -52,6 +55,7 @@ class Scorer {
 
   const assembly::ModelOnRanks& placed_;
   bool with_adapters_;
+  std::vector<std::int64_t> places_;
 };
 
 }  // namespace heddle::train

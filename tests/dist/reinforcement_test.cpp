@@ -300,12 +300,14 @@ TEST_F(ReinforcementTest, ExpertsOfTheAnchorAreTrainedInEveryLayout) {
   EXPECT_LT(one[1].at("router_agreement"), 1);
   const struct {
     const char* name;
+    int ranks;
     Words settings;
-  } layouts[] = {{"experts", {"parallel.fsdp=2", "parallel.ep=2"}},
-                 {"tensors", {"parallel.tp=2"}},
-                 {"stages", {"parallel.pp=2", "train.recompute=full"}}};
-  for (const auto& [name, settings] : layouts) {
-    const auto found = run(name, 2, settings);
+  } layouts[] = {{"experts", 2, {"parallel.fsdp=2", "parallel.ep=2"}},
+                 {"tensors", 2, {"parallel.tp=2"}},
+                 {"context", 3, {"rl.rollout_ranks=1", "parallel.cp=2"}},
+                 {"stages", 2, {"parallel.pp=2", "train.recompute=full"}}};
+  for (const auto& [name, ranks, settings] : layouts) {
+    const auto found = run(name, ranks, settings);
     expect_same(found, one, {"loss", "grad_norm", "ratio_max", "router_agreement"}, name);
   }
 }
