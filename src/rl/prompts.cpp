@@ -214,7 +214,8 @@ void Prompts::read(const std::string& path, const config::RunConfig& config,
       const auto has = [&](const std::string& field) {
         return row.contains(field) && !row[field].is_null();
       };
-      if (with_both_.empty() && has(fields.messages) && has(fields.prompt)) with_both_ = named;
+      if (prompt_and_messages_.empty() && has(fields.messages) && has(fields.prompt))
+        prompt_and_messages_ = named;
       rows_.push_back(std::move(prompt));
       ++report_.rows;
       hasher.add(line);

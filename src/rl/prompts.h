@@ -65,7 +65,7 @@ class Prompts {
   /// for one (verifier row); empty: none does.
   const std::string& unread_verifier() const { return unread_verifier_; }
   /// File and line of the first row that has messages, which are read, and a prompt; empty: none.
-  const std::string& with_both() const { return with_both_; }
+  const std::string& prompt_and_messages() const { return prompt_and_messages_; }
   /// Fates of all rows that were read.
   const data::DatasetReport& report() const { return report_; }
   /// Hash of rows and order: a run that goes on must find the same.
@@ -102,7 +102,7 @@ class Prompts {
   std::vector<data::FileRows> files_;
   std::int64_t per_epoch_ = 0;
   data::DatasetReport report_;
-  std::string unread_verifier_, with_both_;
+  std::string unread_verifier_, prompt_and_messages_;
   std::string key_, content_;
   std::uint64_t seed_;
   bool shuffles_;

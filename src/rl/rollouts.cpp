@@ -163,7 +163,8 @@ class Service {
     std::vector<sync::TensorHash> expected;
     for (const auto& entry : hashes)
       expected.push_back({entry.at(0).get<std::string>(), entry.at(1).get<std::uint64_t>()});
-    // What dp divides beside tp, factors of experts among it, has values while it is gathered.
+    // Units that dp divides beside tp, with factors of experts, have values while they are
+    // gathered.
     const parallel::Acquired all_units =
         assembly::acquire_all(model_.sharding.get(), *model_.model);
     const auto own = sync::held_hashes(published(config_, model_), model_.model->tensor_group());

@@ -55,13 +55,13 @@ void warn_of_rows(const config::RunConfig& config, const Prompts& prompts) {
         "takes each row's",
         prompts.unread_verifier());
   }
-  if (!prompts.with_both().empty()) {
+  if (!prompts.prompt_and_messages().empty()) {
     const config::DataFields& fields = config.data.fields;
     log::warning(
-        "{}: the row has '{}' and '{}': '{}' is the prompt. To read '{}', give "
-        "data.fields.messages "
-        "the name of no column",
-        prompts.with_both(), fields.prompt, fields.messages, fields.messages, fields.prompt);
+        "{}: the row has '{}' and '{}': '{}' is the prompt. To read '{}', give data.fields."
+        "messages the name of no column",
+        prompts.prompt_and_messages(), fields.prompt, fields.messages, fields.messages,
+        fields.prompt);
   }
   for (const std::string& example : prompts.report().bad_examples)
     log::warning("skipped (data.on_bad_line): {}", example);

@@ -53,19 +53,18 @@ struct Entry {
   double value;
 };
 
-/// Entries for numbers [T/tp] of the tokens of its rows; the first row's begin at `begin`.
-std::vector<Entry> entries_of_tokens(const Model& model, const LocalBatch& local,
+/// Entries for numbers [T/tp] of the tokens at these places of its rows; the first row's begin at
+/// `begin`.
+std::vector<Entry> entries_of_tokens(std::span<const std::int64_t> places,
                                      const at::Tensor& numbers, std::int64_t begin,
                                      std::int64_t tokens) {
   if (!numbers.defined()) return {};
-  const std::vector<std::int64_t> places = local.places_of_tokens();
   const at::Tensor values = numbers.cpu().to(at::kDouble).contiguous();
-  const std::int64_t* const index =
-      places.data() + ops::own_rows(std::ssize(places), model.tensor_group()).first;
   const double* const value = values.const_data_ptr<double>();
   std::vector<Entry> entries;
   for (std::int64_t i = 0; i < values.numel(); ++i) {
-    if (index[i] < tokens) entries.push_back({begin + index[i], value[i]});
+    const std::int64_t place = places[static_cast<std::size_t>(i)];
+    if (place < tokens) entries.push_back({begin + place, value[i]});
   }
   return entries;
 }
@@ -111,14 +110,9 @@ ScoreResult Scorer::score_locally(const LocalBatch& local, const ScoreRequest& r
   at::Tensor support;
   if (!supports.empty()) {
     // Tokens that fill a batch up have none.
-    std::vector<std::int64_t> places = local.places_of_tokens();
+    std::vector<std::int64_t> places = places_;
     for (std::int64_t& place : places) place = std::min(place, std::ssize(supports) - 1);
-    const ops::Rows own = ops::own_rows(std::ssize(places), model.tensor_group());
-    support = objective::support_table(
-        supports,
-        std::span<const std::int64_t>(places).subspan(static_cast<std::size_t>(own.first),
-                                                      static_cast<std::size_t>(own.count)),
-        hidden.device());
+    support = objective::support_table(supports, places, hidden.device());
   }
   return objective::score_head(model, hidden, local.device, request, support);
 }
@@ -167,7 +161,7 @@ std::vector<RowScore> Scorer::score(Rows rows, const ScoreRequest& request,
   double* const all = table.mutable_data_ptr<double>();
   double* const entropies = all + begin.back();
   const auto of_tokens = [&](const at::Tensor& numbers) {
-    return entries_of_tokens(model, local, numbers, begin[first], begin[last] - begin[first]);
+    return entries_of_tokens(places_, numbers, begin[first], begin[last] - begin[first]);
   };
   for (const Entry& entry : is_language_model
                                 ? of_tokens(scored.logprobs)

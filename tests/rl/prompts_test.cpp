@@ -129,9 +129,9 @@ TEST_F(PromptsTest, ColumnsThatAreNotReadAreNamed) {
   };
   const Prompts both = prompts(of(
       "both", R"({"prompt": "b", "messages": [{"role": "user", "content": "c"}], "answer": "k"})"));
-  EXPECT_THAT(both.with_both(), HasSubstr("both:2"));
+  EXPECT_THAT(both.prompt_and_messages(), HasSubstr("both:2"));
   const Prompts one = prompts(of("one", R"({"prompt": "b", "messages": null, "answer": "k"})"));
-  EXPECT_EQ(one.with_both(), "");
+  EXPECT_EQ(one.prompt_and_messages(), "");
   EXPECT_THAT(message_of(of("empty", R"({"prompt": [], "answer": "k"})")),
               HasSubstr("field 'prompt': is an empty list"));
 }
