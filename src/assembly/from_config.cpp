@@ -7,6 +7,7 @@
 #include "base/errors.h"
 #include "base/log.h"
 #include "base/threads.h"
+#include "ckpt/hf_adapter.h"
 #include "ckpt/hf_model.h"
 #include "comm/launch_environment.h"
 #include "config/config.h"
@@ -211,8 +212,24 @@ double auxiliary_coefficient(const config::RunConfig& config, const ModelConfig&
   return model.output_router_logits ? model.router_aux_loss_coef : 0;
 }
 
+namespace {
+
+/// Gives the model the rows of the embedding that an adapter brings along. Throws ModelError for an
+/// adapter whose head is no longer the embedding's.
+void require_tables_of(const ckpt::AdapterDirectory& adapter, ModelConfig& model) {
+  model.vocab_size = std::max(model.vocab_size, ckpt::vocabulary_rows(adapter));
+  if (!model.tie_word_embeddings || !ckpt::unties_head(adapter)) return;
+  throw_error<ModelError>(
+      "{}: gives the model a head that is not its embedding, and a run trains the two as one; "
+      "merge "
+      "it: heddle export BASE --adapter {} --output MERGED, and give MERGED as model.path",
+      adapter.path().string(), adapter.path().string());
+}
+
+}  // namespace
+
 NewAdapters adapters_of(const config::AdapterSection& adapter) {
-  NewAdapters adapters{adapter.targets, adapter.target_parameters, {}};
+  NewAdapters adapters{adapter.targets, adapter.target_parameters, {}, nullptr};
   adapters.options.rank = adapter.rank;
   adapters.options.alpha = adapter.alpha;
   adapters.options.rslora = adapter.rslora;
@@ -220,6 +237,10 @@ NewAdapters adapters_of(const config::AdapterSection& adapter) {
   adapters.options.seed = adapter.seed;
   if (adapter.shared_expert_factors)
     adapters.options.expert_factors = nn::ExpertFactors::kSharedOuter;
+  if (!adapter.path.empty()) {
+    adapters.start =
+        std::make_shared<const ckpt::AdapterDirectory>(ckpt::AdapterDirectory::open(adapter.path));
+  }
   return adapters;
 }
 
@@ -235,7 +256,12 @@ ModelRecipe recipe_of_run(const config::RunConfig& config, ModelConfig model,
   recipe.num_labels = config.model.num_labels > 0 ? config.model.num_labels : model.num_labels;
   recipe.purpose = Purpose::kTrain;
   if (config.train.method == config::Method::kLora) {
-    recipe.adapters = adapters_of(config.adapter);
+    config::AdapterSection section = config.adapter;
+    // Shapes alone need no values.
+    if (!recipe.source) section.path.clear();
+    const NewAdapters adapters = adapters_of(section);
+    if (adapters.start) require_tables_of(*adapters.start, model);
+    recipe.adapters = adapters;
     recipe.saved_whole = config.adapter.modules_to_save;
   }
   recipe.freeze = config.train.freeze;

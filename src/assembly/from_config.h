@@ -59,6 +59,7 @@ std::int64_t stage_chunks(const config::RunConfig& config);
 /// (output_router_logits), else 0; 0 without experts.
 double auxiliary_coefficient(const config::RunConfig& config, const ModelConfig& model);
 
+/// The adapters of a run. Opens adapter.path; throws ModelError.
 NewAdapters adapters_of(const config::AdapterSection& adapter);
 
 /// The model that a run trains. With a `source` its weights come from there; without one

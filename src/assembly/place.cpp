@@ -22,8 +22,10 @@ bool runs(const ModelRecipe& recipe) {
 void require_same_files(const ModelRecipe& recipe, const comm::Mesh& mesh) {
   if (!mesh.world() || recipe.weights != Weights::kDirectory) return;
   std::vector<comm::Fact> facts = facts_of(*recipe.source);
-  if (const auto* adapter = std::get_if<AdapterFiles>(&recipe.adapters)) {
-    const std::vector<comm::Fact> more = facts_of(**adapter);
+  const auto* files = std::get_if<AdapterFiles>(&recipe.adapters);
+  const auto* trained = std::get_if<NewAdapters>(&recipe.adapters);
+  if (const AdapterFiles adapter = files ? *files : trained ? trained->start : AdapterFiles()) {
+    const std::vector<comm::Fact> more = facts_of(*adapter);
     facts.insert(facts.end(), more.begin(), more.end());
   }
   comm::require_agreement(*mesh.world(), "model", facts);
@@ -103,7 +105,8 @@ void put_adapters_on(const ModelRecipe& recipe, ModelOnRanks& placed) {
   };
   if (const auto* adapters = std::get_if<NewAdapters>(&recipe.adapters)) {
     placed.adapters = divided(*adapters, placed);
-    if (recipe.weights != Weights::kNone) placed.adapters->initialize();
+    placed.start = adapters->start;
+    if (recipe.weights != Weights::kNone) start(*adapters, placed, *placed.adapters);
   } else if (const auto* files = std::get_if<AdapterFiles>(&recipe.adapters)) {
     placed.adapters = ckpt::load_adapter(
         **files, *placed.model, placed.source ? placed.source->path().string() : "", divide);

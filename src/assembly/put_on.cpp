@@ -23,9 +23,16 @@ std::unique_ptr<adapters::LoraSet> divided(NewAdapters adapters, ModelOnRanks& p
   return set;
 }
 
-std::unique_ptr<adapters::LoraSet> put_on(NewAdapters adapters, ModelOnRanks& placed) {
-  auto set = divided(std::move(adapters), placed);
-  set->initialize();
+void start(const NewAdapters& adapters, const ModelOnRanks& placed, adapters::LoraSet& set) {
+  set.initialize();
+  if (!adapters.start) return;
+  ckpt::fill_adapter(*adapters.start, *placed.model,
+                     placed.source ? placed.source->path().string() : "", set);
+}
+
+std::unique_ptr<adapters::LoraSet> put_on(const NewAdapters& adapters, ModelOnRanks& placed) {
+  auto set = divided(adapters, placed);
+  start(adapters, placed, *set);
   if (placed.sharding) placed.sharding->publish();
   return set;
 }

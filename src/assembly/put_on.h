@@ -10,8 +10,12 @@ namespace heddle::assembly {
 /// ConfigError for targets that match nothing.
 std::unique_ptr<adapters::LoraSet> divided(NewAdapters adapters, ModelOnRanks& placed);
 
+/// Gives adapters the values that they begin with, and the model those of the modules that were
+/// trained beside them. Throws ModelError for values that have no place among them.
+void start(const NewAdapters& adapters, const ModelOnRanks& placed, adapters::LoraSet& set);
+
 /// A new set of adapters on a placed model that serves others already: as divided(), with the
 /// values it starts from.
-std::unique_ptr<adapters::LoraSet> put_on(NewAdapters adapters, ModelOnRanks& placed);
+std::unique_ptr<adapters::LoraSet> put_on(const NewAdapters& adapters, ModelOnRanks& placed);
 
 }  // namespace heddle::assembly

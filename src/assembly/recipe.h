@@ -21,12 +21,14 @@ using Model = models::Model;
 using ModelConfig = models::Config;
 using Head = models::Head;
 
-/// Adapters that start from nothing.
+using AdapterFiles = std::shared_ptr<const ckpt::AdapterDirectory>;
+
+/// Adapters that are trained.
 struct NewAdapters {
   std::vector<std::string> targets, target_parameters;  ///< See adapters::LoraSet.
   adapters::LoraOptions options;
+  AdapterFiles start;  ///< Values that they begin with. Null: they change nothing yet.
 };
-using AdapterFiles = std::shared_ptr<const ckpt::AdapterDirectory>;
 using AdapterSource = std::variant<std::monostate, NewAdapters, AdapterFiles>;
 
 enum class Purpose {

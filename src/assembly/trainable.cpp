@@ -98,6 +98,10 @@ void choose_trainable(const ModelRecipe& recipe, ModelOnRanks& placed) {
     throw_error<ConfigError>("train.freeze: '{}' matches no parameter of this model",
                              unmatched.front());
   }
+  // PEFT's configurations name both tables of a tied model, which are one here.
+  if (placed.model->tied() &&
+      ckpt::is_saved_whole(recipe.saved_whole, placed.model->embedding_weight().name()))
+    std::erase(unmatched_modules, "lm_head");
   if (!unmatched_modules.empty())
     refuse_saved_module(unmatched_modules.front(), *placed.model, modules);
   if (!is_any_trained) throw ConfigError("nothing to train: train.freeze matches every parameter");

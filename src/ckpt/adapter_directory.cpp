@@ -249,8 +249,14 @@ AdapterDirectory AdapterDirectory::open(const Path& path) {
     throw_error<ModelError>("{}: there is no such adapter folder", path.string());
   }
   if (!is_one(path)) {
-    throw_error<ModelError>("{}: {} is missing: not a PEFT adapter folder", path.string(),
-                            kAdapterConfig);
+    const Path result = path / "final";
+    std::string hint;
+    if (is_one(result))
+      hint = "; the adapter of this run is " + result.string();
+    else if (std::filesystem::exists(path / "config.json", ignored))
+      hint = "; it is the folder of a model";
+    throw_error<ModelError>("{}: {} is missing: not a PEFT adapter folder{}", path.string(),
+                            kAdapterConfig, hint);
   }
   AdapterDirectory adapter;
   adapter.path_ = path;

@@ -194,9 +194,21 @@ bool unties_head(const AdapterDirectory& directory) {
 
 namespace {
 
+/// A name of a file's text spelling as the model has it.
+std::string name_in(const Model& model, const std::string& name) {
+  constexpr std::string_view kText = "model.";
+  return name.starts_with(kText) ? model.prefix() + name.substr(kText.size()) : name;
+}
+
+/// Name of the layer or of the experts' parameter that a pair or stacked experts change.
+template <class Pair>
+std::string key_of(const Model& model, const Pair& pair) {
+  const std::string module = name_in(model, pair.module);
+  return pair.parameter.empty() ? module : module + "." + pair.parameter;
+}
+
 /// Fills parameters of modules_to_save.
-void load_saved(const AdapterDirectory& directory, Model& model,
-                const std::function<std::string(const std::string&)>& name_in_model) {
+void load_saved(const AdapterDirectory& directory, Model& model) {
   std::map<std::string, nn::Parameter*> parameters;
   for (nn::Parameter* parameter : model.parameters()) parameters[parameter->name()] = parameter;
   const bool is_tied = model.tied() && model.head() == Head::kLanguageModel;
@@ -206,7 +218,7 @@ void load_saved(const AdapterDirectory& directory, Model& model,
     const bool is_table = is_tied && is_head(saved.name);
     if (is_table && has_embedding) continue;
     const auto it = is_table ? parameters.find(model.embedding_weight().name())
-                             : parameters.find(name_in_model(saved.name));
+                             : parameters.find(name_in(model, saved.name));
     if (it == parameters.end()) {
       throw_error<ModelError>("{}: modules_to_save holds '{}', which this model does not have",
                               directory.path().string(), saved.name);
@@ -221,71 +233,37 @@ void load_saved(const AdapterDirectory& directory, Model& model,
   }
 }
 
-}  // namespace
-
-std::unique_ptr<adapters::LoraSet> load_adapter(
-    const AdapterDirectory& directory, Model& model, const std::string& base,
-    const std::function<void(adapters::LoraSet&)>& divide, bool keeps_head,
-    std::optional<nn::ExpertFactors> expert_factors) {
-  const ops::NoGradient guard;
-  say_of_base(directory, base);
-  say_of_vision(directory);
-  const std::string text = "model.";
-  const auto name_in_model = [&](const std::string& name) {
-    return name.rfind(text, 0) == 0 ? model.prefix() + name.substr(text.size()) : name;
-  };
-  std::vector<const LoraPair*> pairs, table_pairs;
-  for (const LoraPair& pair : directory.pairs()) {
-    const bool is_in_table = pair.is_embedding || (is_on_head(pair) && !keeps_head);
-    (is_in_table ? table_pairs : pairs).push_back(&pair);
-  }
-  std::set<std::string> present;
-  for (const LoraPair& pair : directory.pairs()) present.insert(pair.module);
-  say_of_missing(directory, model, present);
-  const std::vector<StackedExperts> stacked = stack_experts(pairs);
-  const auto key_of = [&](const auto& pair) {
-    const std::string module = name_in_model(pair.module);
-    return pair.parameter.empty() ? module : module + "." + pair.parameter;
-  };
-  std::vector<adapters::LoraSet::Module> modules;
-  for (const LoraPair* pair : pairs) modules.push_back({key_of(*pair), pair->rank, pair->scaling});
-  for (const StackedExperts& experts : stacked)
-    modules.push_back({key_of(experts), experts.rank, 1});
-  adapters::LoraOptions options;
-  options.rank = directory.config().rank;
-  options.alpha = directory.config().alpha;
-  options.rslora = directory.config().use_rslora;
-  options.expert_factors = expert_factors.value_or(nn::ExpertFactors::kPairs);
-  if (!expert_factors && stacked.empty()) {
-    std::map<std::string, nn::ExpertWeights*> experts;
-    model.visit_expert_weights(
-        [&](nn::ExpertWeights& weights) { experts[weights.weight().name()] = &weights; });
-    std::vector<ExpertPair> of_experts;
-    for (const LoraPair* pair : pairs)
-      if (const auto found = experts.find(key_of(*pair)); found != experts.end())
-        of_experts.emplace_back(pair, found->second);
-    options.expert_factors = expert_factors_of(directory, of_experts);
-  }
-  auto set =
-      std::make_unique<adapters::LoraSet>(adaptable(model), modules, options, model.context());
-  if (divide) divide(*set);
+/// Fills what this rank owns of a set's factors. Throws ModelError for pairs that have no place.
+void fill_factors(const AdapterDirectory& directory, const Model& model,
+                  std::span<const LoraPair* const> pairs, std::span<const StackedExperts> stacked,
+                  adapters::LoraSet& set) {
   std::map<std::string, adapters::Lora*> by_module;
-  for (const auto& lora : set->adapters()) by_module[lora->module()] = lora.get();
+  for (const auto& lora : set.adapters()) by_module[lora->module()] = lora.get();
   std::map<std::string, adapters::ExpertLora*> by_parameter;
-  for (const auto& lora : set->expert_adapters()) by_parameter[lora->parameter()] = lora.get();
+  for (const auto& lora : set.expert_adapters()) by_parameter[lora->parameter()] = lora.get();
+  std::vector<std::string> homeless;
   for (const LoraPair* pair : pairs) {
-    const auto lora = by_module.find(key_of(*pair));
-    if (lora == by_module.end()) continue;
+    const std::string key = key_of(model, *pair);
+    const auto lora = by_module.find(key);
+    if (lora == by_module.end()) {
+      if (!by_parameter.contains(key)) homeless.push_back(key);
+      continue;
+    }
     require_shape(lora->second->a(), pair->a);
     require_shape(lora->second->b(), pair->b);
   }
+  if (!homeless.empty()) {
+    throw_error<ModelError>(
+        "{}: has factors on {} module(s) that adapter.targets and adapter.target_parameters leave "
+        "out: {}; name them too, or leave both settings out to go on with all",
+        directory.path().string(), homeless.size(), text::list_some(homeless));
+  }
   for (std::size_t first = 0; first < pairs.size(); first += kPairsAtOnce) {
-    const std::span some =
-        std::span(pairs).subspan(first, std::min(kPairsAtOnce, pairs.size() - first));
+    const std::span some = pairs.subspan(first, std::min(kPairsAtOnce, pairs.size() - first));
     const auto factors = read_factors(some);
     for (std::size_t i = 0; i < some.size(); ++i) {
       const auto& [a, b] = factors[i];
-      const std::string key = key_of(*some[i]);
+      const std::string key = key_of(model, *some[i]);
       if (const auto expert = by_parameter.find(key); expert != by_parameter.end()) {
         expert->second->set_from_peft(a, b);
         continue;
@@ -296,15 +274,98 @@ std::unique_ptr<adapters::LoraSet> load_adapter(
     }
   }
   for (const StackedExperts& experts : stacked) {
-    adapters::ExpertLora& lora = *by_parameter.at(key_of(experts));
+    adapters::ExpertLora& lora = *by_parameter.at(key_of(model, experts));
     const auto [a, b] =
         experts.factors(lora.experts(), lora.b().global_shape()[1], lora.a().global_shape()[2]);
     lora.set(a, b);
   }
-  load_saved(directory, model, name_in_model);
+}
+
+/// The pairs on routed experts.
+std::vector<ExpertPair> expert_pairs(Model& model, std::span<const LoraPair* const> pairs) {
+  std::map<std::string, nn::ExpertWeights*> experts;
+  model.visit_expert_weights(
+      [&](nn::ExpertWeights& weights) { experts[weights.weight().name()] = &weights; });
+  std::vector<ExpertPair> of_experts;
+  for (const LoraPair* pair : pairs)
+    if (const auto found = experts.find(key_of(model, *pair)); found != experts.end())
+      of_experts.emplace_back(pair, found->second);
+  return of_experts;
+}
+
+/// Adapters that begin without the values of a directory.
+void say_of_new(const AdapterDirectory& directory, const Model& model,
+                const adapters::LoraSet& set) {
+  std::set<std::string> present;
+  for (const LoraPair& pair : directory.pairs()) present.insert(key_of(model, pair));
+  std::vector<std::string> added;
+  for (const auto& lora : set.adapters())
+    if (!present.contains(lora->module())) added.push_back(lora->module());
+  for (const auto& lora : set.expert_adapters())
+    if (!present.contains(lora->parameter())) added.push_back(lora->parameter());
+  if (added.empty()) return;
+  log::warning("{}: holds no factors of {} adapter(s), which begin anew: {}",
+               directory.path().string(), added.size(), text::list_some(added));
+}
+
+}  // namespace
+
+std::unique_ptr<adapters::LoraSet> load_adapter(
+    const AdapterDirectory& directory, Model& model, const std::string& base,
+    const std::function<void(adapters::LoraSet&)>& divide, bool keeps_head,
+    std::optional<nn::ExpertFactors> expert_factors) {
+  const ops::NoGradient guard;
+  say_of_base(directory, base);
+  say_of_vision(directory);
+  std::vector<const LoraPair*> pairs, table_pairs;
+  for (const LoraPair& pair : directory.pairs()) {
+    const bool is_in_table = pair.is_embedding || (is_on_head(pair) && !keeps_head);
+    (is_in_table ? table_pairs : pairs).push_back(&pair);
+  }
+  std::set<std::string> present;
+  for (const LoraPair& pair : directory.pairs()) present.insert(pair.module);
+  say_of_missing(directory, model, present);
+  const std::vector<StackedExperts> stacked = stack_experts(pairs);
+  std::vector<adapters::LoraSet::Module> modules;
+  for (const LoraPair* pair : pairs)
+    modules.push_back({key_of(model, *pair), pair->rank, pair->scaling});
+  for (const StackedExperts& experts : stacked)
+    modules.push_back({key_of(model, experts), experts.rank, 1});
+  adapters::LoraOptions options;
+  options.rank = directory.config().rank;
+  options.alpha = directory.config().alpha;
+  options.rslora = directory.config().use_rslora;
+  options.expert_factors = expert_factors.value_or(nn::ExpertFactors::kPairs);
+  if (!expert_factors && stacked.empty())
+    options.expert_factors = expert_factors_of(directory, expert_pairs(model, pairs));
+  auto set =
+      std::make_unique<adapters::LoraSet>(adaptable(model), modules, options, model.context());
+  if (divide) divide(*set);
+  fill_factors(directory, model, pairs, stacked, *set);
+  load_saved(directory, model);
   add_to_tables(directory, table_pairs, model);
   require_unchanged(stored_in(directory));
   return set;
+}
+
+void fill_adapter(const AdapterDirectory& directory, Model& model, const std::string& base,
+                  adapters::LoraSet& set) {
+  const ops::NoGradient guard;
+  say_of_base(directory, base);
+  std::vector<const LoraPair*> pairs;
+  for (const LoraPair& pair : directory.pairs()) pairs.push_back(&pair);
+  fill_factors(directory, model, pairs, {}, set);
+  say_of_new(directory, model, set);
+  const auto of_experts = expert_pairs(model, pairs);
+  if (!of_experts.empty() && set.options().expert_factors == nn::ExpertFactors::kPairs &&
+      expert_factors_of(directory, of_experts) == nn::ExpertFactors::kSharedOuter) {
+    log::warning(
+        "{}: the experts of a layer have a factor in common, and here each trains its own; "
+        "adapter.shared_expert_factors=true goes on with one",
+        directory.path().string());
+  }
+  load_saved(directory, model);
+  require_unchanged(stored_in(directory));
 }
 
 }  // namespace heddle::ckpt

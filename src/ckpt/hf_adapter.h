@@ -43,6 +43,13 @@ std::unique_ptr<adapters::LoraSet> load_adapter(
     const std::function<void(adapters::LoraSet&)>& divide = {}, bool keeps_head = false,
     std::optional<nn::ExpertFactors> expert_factors = {});
 
+/// Fills adapters of the model with the factors of a PEFT directory, as far as this rank owns them,
+/// and parameters with those of modules_to_save. Adapters of which the directory has no factors
+/// stay as they are, and are named. Throws ModelError for factors on modules without an adapter and
+/// for other shapes.
+void fill_adapter(const AdapterDirectory& directory, Model& model, const std::string& base,
+                  adapters::LoraSet& set);
+
 /// Writes an adapter directory. `saved`: parameters trained whole beside the adapter; a tied
 /// embedding is written as lm_head too, because PEFT unties the two, and so is what else PEFT's
 /// rule of endings makes of their modules. The compact form is for Heddle's own use, and PEFT's

@@ -87,8 +87,8 @@ void check_index(const ModelDirectory& model,
       })) {
     throw_error<ModelError>(
         "{}: an adapter directory, not a model: give the base model, and this folder as the "
-        "adapter; to train on from it, merge it: heddle export BASE --adapter {} --output MERGED",
-        path.string(), path.string());
+        "adapter: --adapter {}, or adapter.path={} to train it on",
+        path.string(), path.string(), path.string());
   }
   if (is_training_checkpoint(path)) {
     throw_error<ModelError>(
@@ -101,7 +101,9 @@ void check_index(const ModelDirectory& model,
         "{}: the folder of a run, not a model: {}", path.string(),
         std::filesystem::exists(result / "config.json") ? "its model is " + result.string()
         : std::filesystem::exists(result / "adapter_config.json")
-            ? "it trained an adapter: give the base model, and --adapter " + result.string()
+            ? fmt::format("it trained an adapter: give the base model, and --adapter {0}, or "
+                          "adapter.path={0} to train it on",
+                          result.string())
             : "it has no final/ yet; a checkpoint of it becomes a model with `heddle export "
               "CHECKPOINT --output DIR`");
   }

@@ -1,4 +1,5 @@
 #include <CLI/CLI.hpp>
+#include <filesystem>
 #include <memory>
 #include <ostream>
 
@@ -10,6 +11,7 @@
 #include "config/config.h"
 #include "config/objective.h"
 #include "rl/reward_options.h"
+#include "train/adapter_start.h"
 
 namespace heddle::cli {
 namespace {
@@ -35,8 +37,10 @@ int run_config(const ConfigOptions& options, const Session& session) {
   // Without a file there is nothing to be complete: the defaults, with what the overrides say.
   const auto completeness =
       given.file.empty() ? config::Completeness::kPartial : config::Completeness::kComplete;
-  const config::RunConfig run =
+  config::RunConfig run =
       config::load(given.file, given.overrides, completeness, assembly::usual_device());
+  // A folder that is not here, or a name of the Hub, is for the run to find.
+  if (std::filesystem::is_directory(run.adapter.path)) train::take_adapter_settings(run);
   if (config::objective_of(run) == config::Objective::kPolicy) rl::check_rewards(run);
   for (const std::string& unused : config::unused_keys(run)) log::warning("{}", unused);
   session.out << (options.is_json ? config::dump_json(run) + "\n" : config::dump_yaml(run));

@@ -24,6 +24,7 @@
 #include "models/registry.h"
 #include "ops/kernel_document.h"
 #include "ops/registry.h"
+#include "train/adapter_start.h"
 #include "ui/table.h"
 
 namespace heddle::cli {
@@ -177,6 +178,9 @@ Planned planned(const DoctorOptions& options) {
     settings.push_back("train.objective=" + objective);
     planned.config = load();
   }
+  // An adapter that is not here is planned as the configuration says.
+  if (std::filesystem::is_directory(planned.config.adapter.path))
+    train::take_adapter_settings(planned.config);
   planned.ranks = ranks_of(planned.config.parallel, trainers_of(planned.config, options.ranks));
   planned.model = shape_of(options, planned.config);
   return planned;

@@ -51,6 +51,8 @@ void resolve_names(config::RunConfig& config, hub::Need need) {
   config.model.tokenizer = has_own_tokenizer
                                ? find_model(config.model.tokenizer, hub::Need::kTokenizer).string()
                                : config.model.path;
+  if (!config.adapter.path.empty())
+    config.adapter.path = find_model(config.adapter.path, need).string();
   resolve(config.data.train, hub::Part::kTrain);
   if (!config::eval_share(config)) resolve(config.data.eval, hub::Part::kEvaluation);
 }

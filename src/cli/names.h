@@ -13,7 +13,7 @@ namespace heddle::cli {
 std::filesystem::path find_model(const std::string& name, hub::Need need = hub::Need::kAll);
 
 /// Puts folders and files into the configuration in the place of names: model.path,
-/// model.tokenizer, data.train, data.eval.
+/// model.tokenizer, adapter.path, data.train, data.eval.
 void resolve_names(config::RunConfig& config, hub::Need need = hub::Need::kAll);
 
 }  // namespace heddle::cli

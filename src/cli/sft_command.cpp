@@ -25,6 +25,7 @@
 #include "rl/rollouts.h"
 #include "rl/steps.h"
 #include "rollout/answers.h"
+#include "train/adapter_start.h"
 #include "train/class_labels.h"
 #include "train/setup.h"
 #include "train/trainer.h"
@@ -86,7 +87,10 @@ int run(const std::string& name, const std::vector<std::string>& arguments,
   if (name == "sft") {
     const std::vector<config::AdapterRun> adapters = comm::before_joining([&] {
       auto runs = config::load_adapters(split.file, defaults, assembly::usual_device());
-      for (config::AdapterRun& run : runs) resolve_names(run.config);
+      for (config::AdapterRun& run : runs) {
+        resolve_names(run.config);
+        train::take_adapter_settings(run.config);
+      }
       return runs;
     });
     if (!adapters.empty()) return run_adapters(adapters, begun, session);
@@ -96,6 +100,7 @@ int run(const std::string& name, const std::vector<std::string>& arguments,
                                           assembly::usual_device());
     if (read.rl.has_two_jobs()) comm::parse_endpoint(read.sync.listen, "sync.listen");
     resolve_names(read);
+    train::take_adapter_settings(read);
     train::find_class_labels(read);
     if (config::objective_of(read) == config::Objective::kPolicy) rl::check_rewards(read);
     return read;

@@ -162,13 +162,21 @@ class Checker {
   }
 
   void adapter() const {
-    if (c_.train.method != Method::kLora) return;
+    if (c_.train.method != Method::kLora) {
+      if (!c_.adapter.path.empty())
+        fail("adapter.path",
+             "needs train.method lora; to train all weights of what the adapter made, merge it: "
+             "heddle export BASE --adapter DIR --output MERGED, and give MERGED as model.path");
+      return;
+    }
     if (c_.adapter.rank == 0) fail("adapter.rank", "train.method lora needs a rank >= 1");
     if (c_.adapter.targets.empty() && c_.adapter.target_parameters.empty() &&
         c_.adapter.modules_to_save.empty()) {
       fail("adapter.targets", "train.method lora with no target trains nothing");
     }
-    if (c_.adapter.shared_expert_factors && c_.adapter.target_parameters.empty()) {
+    // Those of adapter.path are not known yet.
+    if (c_.adapter.shared_expert_factors && c_.adapter.target_parameters.empty() &&
+        c_.adapter.path.empty()) {
       fail("adapter.shared_expert_factors",
            "is of adapters on experts; name those in adapter.target_parameters");
     }

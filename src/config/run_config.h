@@ -182,6 +182,7 @@ struct OptimSection {
 };
 
 struct AdapterSection {
+  std::string path;  ///< PEFT directory whose values the run begins with; "": from nothing
   std::int64_t rank = 16;
   double alpha = 32;
   bool rslora = false;

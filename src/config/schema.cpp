@@ -315,6 +315,11 @@ Section optim_section() {
 Section adapter_section() {
   Section s = make("adapter", "LoRA, with train.method lora.");
   Table<AdapterSection>(s, &RunConfig::adapter)
+      .key("path", &AdapterSection::path,
+           "adapter to train on from: a folder that PEFT or a run of Heddle wrote, or its name on "
+           "the Hub; rank, alpha, rslora, targets, target_parameters and modules_to_save are then "
+           "its own",
+           {.aliases = {"adapter_name_or_path", "lora_path", "adapter_path", "lora_adapter_path"}})
       .key("rank", &AdapterSection::rank, "of A and B",
            {.range = at_least(0), .aliases = {"r", "lora_r", "lora_rank"}})
       .key("alpha", &AdapterSection::alpha, "the update is scaled by alpha / rank",

@@ -26,6 +26,9 @@ std::string key_of(const assembly::ModelOnRanks& placed, const data::Dataset& ro
   if (placed.source) {
     for (const comm::Fact& fact : assembly::facts_of(*placed.source)) hasher.add(fact.value);
   }
+  if (placed.start) {
+    for (const comm::Fact& fact : assembly::facts_of(*placed.start)) hasher.add(fact.value);
+  }
   return hasher.add(runtime::dtype_name(placed.context.dtype)).add(rows.key()).hex();
 }
 
@@ -60,7 +63,7 @@ void write_kept(const std::filesystem::path& file, const std::string& name, cons
 ReferencePolicy::ReferencePolicy(const assembly::ModelOnRanks& placed, ReferenceOptions options)
     : placed_(placed),
       options_(std::move(options)),
-      is_base_model_(placed.adapters != nullptr && placed.saved_whole.empty()) {}
+      is_base_model_(placed.adapters != nullptr && !placed.start && placed.saved_whole.empty()) {}
 
 void ReferencePolicy::prepare(const RunRows& rows) {
   if (is_base_model_) return;
@@ -114,7 +117,7 @@ at::Tensor ReferencePolicy::compute(const data::Batch& whole) const {
   const ops::NoGradient guard;
   Model& model = *placed_.model;
   // Without a set of adapters: the base model.
-  const LocalBatch batch(model, whole);
+  const LocalBatch batch(model, whole, placed_.start ? placed_.adapters.get() : nullptr);
   const at::Tensor hidden = evaluate_hidden(model, *placed_.pipeline, batch);
   if (!hidden.defined()) return {};
   const LossRows rows(model, batch.host, 1);

@@ -13,11 +13,12 @@ struct ReferenceOptions {
   std::int64_t micro_batch_tokens = 0;  ///< A pass that computes them takes at most so many.
 };
 
-/// The policy that preference tuning starts from. With adapters on a frozen model it is the model
-/// without them, run on each micro-batch. Where weights of the model itself are trained, the
-/// log-probabilities of all rows are computed before the first step, with the weights of
-/// model.path, and kept in DIRECTORY/reference_logprobs_{train,eval}.safetensors: an interrupted
-/// run, and the next one on the same model and rows, find them there.
+/// The policy that preference tuning starts from. With new adapters on a frozen model it is the
+/// model without them, run on each micro-batch. Where weights of the model itself are trained, or
+/// an adapter goes on, the log-probabilities of all rows are computed before the first step, with
+/// the weights of model.path and adapter.path, and kept in
+/// DIRECTORY/reference_logprobs_{train,eval}.safetensors: an interrupted run, and the next one on
+/// the same model and rows, find them there.
 class ReferencePolicy {
  public:
   ReferencePolicy(const assembly::ModelOnRanks& placed, ReferenceOptions options);

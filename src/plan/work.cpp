@@ -173,10 +173,11 @@ void add_policy(Step& step, const config::RunConfig& config, const Config& model
   step.has_critic = rl.has_critic();
   step.has_eight_bit_critic = step.has_critic && critic_keeps_experts_in_eight_bits(config, model);
   const config::RlReference& reference = rl.reference;
-  step.has_kept_reference = reference.follows();
+  const bool goes_on = reference.kl_coef > 0 && !config.adapter.path.empty();
+  step.has_kept_reference = reference.follows() || goes_on;
   // With LoRA the base model is there.
   const bool is_base_model = step.is_lora && config.adapter.modules_to_save.empty();
-  step.has_frozen_reference = reference.kl_coef > 0 && !reference.follows() && !is_base_model;
+  step.has_frozen_reference = reference.kl_coef > 0 && !step.has_kept_reference && !is_base_model;
   // Completions that may be answered keep their states. Those of tasks are not known here.
   const bool may_answer = rl.reward.verifiers.empty();
   const bool is_here = !rl.is_disaggregated();

@@ -27,6 +27,8 @@ config::RunConfig config_of_critic(config::RunConfig config) {
   config.optim.clip_norm = critic.clip_norm;
   // It has no language-model head, and is measured by values alone.
   config.adapter.modules_to_save.clear();
+  // Its adapter is to learn values: what the policy's has learned is no start of it.
+  config.adapter.path.clear();
   config.train.freeze.clear();
   config.train.router_aux_loss_coef = 0;
   config.train.router_record.clear();

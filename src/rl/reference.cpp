@@ -12,7 +12,7 @@ constexpr const char* kState = "reference/";
 Reference::Reference(const config::RunConfig& config, train::Setup& setup)
     : every_(config.rl.reference.sync_every), setup_(setup) {
   const assembly::ModelOnRanks& placed = setup.placed;
-  if (follows()) {
+  if (keeps_values()) {
     for (const nn::Parameter* parameter : placed.trainable)
       kept_.push_back(parameter->owned().detach().clone());
     return;
@@ -36,9 +36,11 @@ void Reference::place_frozen(const config::RunConfig& config) {
 }
 
 std::vector<train::RowScore> Reference::scores(const Score& score) {
-  if (!follows()) return score(frozen_ ? *frozen_ : setup_.placed, /*with_adapters=*/false);
+  if (!keeps_values()) return score(frozen_ ? *frozen_ : setup_.placed, /*with_adapters=*/false);
+  // Adapters that are new change nothing before a step.
+  const bool with_adapters = step_ > 0 || setup_.placed.start != nullptr;
   exchange();
-  std::vector<train::RowScore> scores = score(setup_.placed, /*with_adapters=*/step_ > 0);
+  std::vector<train::RowScore> scores = score(setup_.placed, with_adapters);
   exchange();
   return scores;
 }
@@ -63,6 +65,8 @@ void Reference::updated(std::int64_t step) {
 
 std::vector<ckpt::TensorPart> Reference::state(bool with_copies) const {
   std::vector<ckpt::TensorPart> parts;
+  // The start of a run is in its files.
+  if (!follows()) return parts;
   for (std::size_t i = 0; i < kept_.size(); ++i) {
     const nn::Parameter& parameter = *setup_.placed.trainable[i];
     if (parameter.is_copy() && !with_copies) continue;

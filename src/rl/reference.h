@@ -17,10 +17,11 @@ namespace heddle::rl {
 /// or with rl.reference.sync_every the policy as it was after every so many steps. All ranks call
 /// it together.
 ///
-///     fixed, with LoRA    the base model, which is there already
-///     fixed, otherwise    a frozen second model of the same files
-///     following           values of what is trained, divided over the ranks as the policy's own;
-///                         while the reference scores they are exchanged with the policy's
+///     fixed, with new LoRA  the base model, which is there already
+///     fixed, of adapter.path, or following
+///                           values of what is trained, divided over the ranks as the policy's own;
+///                           while the reference scores they are exchanged with the policy's
+///     fixed, otherwise      a frozen second model of the same files
 class Reference {
  public:
   Reference(const config::RunConfig& config, train::Setup& setup);
@@ -42,6 +43,8 @@ class Reference {
 
  private:
   bool follows() const { return every_ > 0; }
+  /// Whether it has values of its own for what is trained.
+  bool keeps_values() const { return follows() || setup_.placed.start != nullptr; }
   void place_frozen(const config::RunConfig& config);
   void exchange();
 

@@ -7,6 +7,7 @@
 
 #include "assembly/from_config.h"
 #include "assembly/put_on.h"
+#include "assembly/same_weights.h"
 #include "base/chosen_directory.h"
 #include "base/errors.h"
 #include "base/files.h"
@@ -38,6 +39,8 @@ void check_built(const config::RunConfig& config) {
   };
   refuse(config::objective_of(config) != config::Objective::kLanguageModel, "train.objective",
          "leave it at language_model");
+  refuse(!config.adapter.modules_to_save.empty(), "adapter.path",
+         "the adapter has modules_to_save, which belong to the base model that all share");
   refuse(!config.train.recompute, "train.recompute", "name off, elementwise, selective or full");
 }
 
@@ -109,7 +112,10 @@ void AdapterTrainer::open(Adapter& adapter) {
     }
     comm::require_agreement(*mesh.world(), "data", facts);
   }
-  adapter.factors = assembly::put_on(assembly::adapters_of(config.adapter), base_);
+  const assembly::NewAdapters adapters = assembly::adapters_of(config.adapter);
+  if (mesh.world() && adapters.start)
+    comm::require_agreement(*mesh.world(), "adapter", assembly::facts_of(*adapters.start));
+  adapter.factors = assembly::put_on(adapters, base_);
   std::vector<nn::Parameter*> parameters;
   adapter.factors->visit_parameters([&](nn::Parameter& factor) {
     if (factor.is_held()) parameters.push_back(&factor);

@@ -122,6 +122,15 @@ std::string numbered(const std::vector<std::string>& names) {
   return text::list_some(parts, 20);
 }
 
+/// The file that names the classes which a model knows already: of the adapter that the run goes on
+/// from where it has one, else config.json.
+std::filesystem::path file_of_names(const config::RunConfig& config) {
+  const std::filesystem::path of_adapter =
+      std::filesystem::path(config.adapter.path) / ckpt::kLabelNamesFile;
+  if (!config.adapter.path.empty() && std::filesystem::exists(of_adapter)) return of_adapter;
+  return std::filesystem::path(config.model.path) / "config.json";
+}
+
 /// The model's names of its classes, if there are as many as the run's.
 std::vector<std::string> known_labels(const config::RunConfig& config,
                                       const std::filesystem::path& file) {
@@ -170,7 +179,7 @@ void find_class_labels(config::RunConfig& config, config::Completeness completen
   data::DatasetOptions rows = dataset_options(config, DataPart::kTrain);
   if (is_partial) rows.bad_rows = data::BadRowPolicy::kSkip;
   data::require_files(rows);
-  const std::filesystem::path file = std::filesystem::path(config.model.path) / "config.json";
+  const std::filesystem::path file = file_of_names(config);
   std::vector<std::string> known = known_labels(config, file);
   const std::optional<Label> found_first = first_label(rows);
   if (is_partial && !found_first) return;
@@ -178,7 +187,7 @@ void find_class_labels(config::RunConfig& config, config::Completeness completen
   std::string from;
   if (takes_known(known, first)) {
     require_different(known, file.string());
-    from = "the model's config.json";
+    from = file.filename() == ckpt::kLabelNamesFile ? "the adapter" : "the model's config.json";
     config.data.labels = std::move(known);
   } else if (is_number(first) && (config.model.num_labels != 0 || !known.empty())) {
     // Rows by number: final/ keeps the names that the model has.

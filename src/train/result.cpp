@@ -37,6 +37,8 @@ config::RunConfig config_of(const ckpt::TrainingCheckpoint& checkpoint,
         path, config.model.path);
   }
   config.parallel = {};
+  // Values that the run began with are of no use to one that is over.
+  config.adapter.path.clear();
   config.kernels = {};
   config.kernels.fallback = config::Fallback::kAllow;
   return config;

@@ -10,17 +10,21 @@
 namespace heddle::train {
 namespace {
 
-/// How another run begins with what a run of `before` has learned. An adapter is no model.path.
-std::string how_to_start(const config::RunConfig& before) {
-  const std::string merged =
-      before.train.method == config::Method::kLora
-          ? fmt::format(", merge that adapter by `heddle export {} --adapter DIR --output MERGED`",
-                        before.model.path)
-          : "";
+/// How a run of `now` begins with what a run of `before` has learned.
+std::string how_to_start(const config::RunConfig& before, const config::RunConfig& now) {
+  std::string given = "give DIR as model.path";
+  if (before.train.method == config::Method::kLora) {
+    given = now.train.method == config::Method::kLora
+                ? "give DIR as adapter.path"
+                : fmt::format(
+                      "merge that adapter with `heddle export {} --adapter DIR --output "
+                      "MERGED`, give MERGED as model.path",
+                      before.model.path);
+  }
   return fmt::format(
-      "start from what it has learned with `heddle export CHECKPOINT --output DIR`{} and another "
+      "start from what it has learned: `heddle export CHECKPOINT --output DIR`, {} and another "
       "train.output_dir",
-      merged);
+      given);
 }
 
 }  // namespace
@@ -49,7 +53,7 @@ void check_same_method(const config::RunConfig& before, const config::RunConfig&
   throw_error<ConfigError>(
       "the checkpoint of step {} was written with train.method={}, and this run has {}: it holds "
       "other weights; set train.method={} to continue it, or {}",
-      step, method, config::to_string(now.train.method), method, how_to_start(before));
+      step, method, config::to_string(now.train.method), method, how_to_start(before, now));
 }
 
 void check_same_objective(const config::RunConfig& before, const config::RunConfig& now,
@@ -60,7 +64,7 @@ void check_same_objective(const config::RunConfig& before, const config::RunConf
         "the checkpoint of step {} was written with train.objective={}, and this run has {}; set "
         "train.objective={} to continue it, or {}",
         step, config::to_string(was), config::to_string(is), config::to_string(was),
-        how_to_start(before));
+        how_to_start(before, now));
   }
   if (is != config::Objective::kPolicy) return;
   const auto require = [step](bool had, bool has, const char* what, const std::string& setting) {

@@ -56,7 +56,9 @@ Setup make_setup(const config::RunConfig& config, Observer& observer,
   RunTokenizer tokenizer = load_tokenizer(config, generates ? 0 : recipe.config.vocab_size);
   setup.tokenizer = tokenizer.tokenizer;
   setup.tokenizer_source = std::move(tokenizer.source);
-  setup.sources = contents_of(*source, setup.tokenizer_source);
+  const auto* adapters = std::get_if<assembly::NewAdapters>(&recipe.adapters);
+  setup.sources = contents_of(*source, setup.tokenizer_source,
+                              adapters != nullptr ? adapters->start.get() : nullptr);
   recipe.config.vocab_size = vocabulary_rows(config, *setup.tokenizer, recipe.config.vocab_size);
   if (!generates) {
     open_data(config, observer, setup);

@@ -33,9 +33,12 @@ std::vector<std::string> differing(const Json& before, const Json& now, const ch
 
 }  // namespace
 
-Json contents_of(const ckpt::ModelDirectory& model, const ckpt::TokenizerSource& tokenizer) {
+Json contents_of(const ckpt::ModelDirectory& model, const ckpt::TokenizerSource& tokenizer,
+                 const ckpt::AdapterDirectory* start) {
   Json trained = Json::object(), carried = Json::object();
   for (const comm::Fact& fact : assembly::facts_of(model)) trained[fact.name] = fact.value;
+  if (start != nullptr)
+    for (const comm::Fact& fact : assembly::facts_of(*start)) trained[fact.name] = fact.value;
   for (const ckpt::Companion& file : tokenizer.files) trained[file.name] = file.content;
   for (const ckpt::Companion& file : model.companions()) carried[file.name] = file.content;
   return {{"trained", std::move(trained)}, {"carried", std::move(carried)}};
@@ -47,7 +50,9 @@ void require_same_sources(const Json& state, const Json& now, const std::string&
   const auto trained = differing(*before, now, "trained");
   if (!trained.empty()) {
     throw_error<ConfigError>(
-        "{}: the run began with other contents of {} in model.path or model.tokenizer; put back "
+        "{}: the run began with other contents of {} in model.path, model.tokenizer or "
+        "adapter.path; put "
+        "back "
         "what it began with, or begin anew in another train.output_dir",
         checkpoint, text::list_some(trained));
   }

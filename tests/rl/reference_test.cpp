@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "rl/rl_fixture.h"
+#include "train/adapter_start.h"
 
 namespace heddle {
 namespace {
@@ -114,6 +115,32 @@ TEST_F(FollowingReference, TakesModulesBesideAnAdapter) {
   EXPECT_LT(std::abs(follows[0]), 1e-12);
   EXPECT_GT(follows[2], 1e-7);
   EXPECT_LT(std::abs(follows[3]), 1e-12);
+}
+
+// A policy that goes on from an adapter is held to that adapter, not to the model below it.
+TEST_F(FollowingReference, IsTheAdapterThatTheRunBeganWith) {
+  const auto first = run("first", settings("lora", {"train.max_steps=2"}));
+  train(first);
+  const Words from =
+      settings("lora", {"adapter.path=" + (dir_ / "first" / "final").string(), "optim.lr=1e-2"});
+  const auto kls_of = [&](const std::string& name, std::int64_t stop_after) {
+    config::RunConfig config = run(name, from);
+    train::take_adapter_settings(config);
+    std::vector<double> values;
+    for (const train::StepInfo& step : train(config, stop_after).steps)
+      values.push_back(step.metrics.at("kl_ref"));
+    return values;
+  };
+  const std::vector<double> whole = kls_of("whole", 1000);
+  ASSERT_EQ(whole.size(), 6u);
+  EXPECT_LT(std::abs(whole[0]), 1e-12);
+  EXPECT_GT(whole[3], 1e-7);
+  // Where a run goes on it is that of the files.
+  EXPECT_EQ(kls_of("parts", 3).size(), 3u);
+  const std::vector<double> rest = kls_of("parts", 1000);
+  ASSERT_EQ(rest.size(), 3u);
+  EXPECT_EQ(rest[0], whole[3]);
+  EXPECT_EQ(result("whole", "lora"), result("parts", "lora"));
 }
 
 class AdaptiveEntropy : public RlTest {

@@ -11,6 +11,7 @@
 #include "ckpt/safetensors.h"
 #include "config/adapters.h"
 #include "tenants/trainer.h"
+#include "train/adapter_start.h"
 #include "train/trainer_fixture.h"
 
 namespace heddle::tenants {
@@ -95,6 +96,27 @@ TEST_F(AdapterTrainerTest, SharesProductsUnlessBitsAreAskedFor) {
               result("exact", exact.adapters[i].name) != result("shared", exact.adapters[i].name);
   }
   EXPECT_TRUE(differs) << "nothing was shared";
+}
+
+TEST_F(AdapterTrainerTest, AnEntryGoesOnFromAnAdapter) {
+  train("first");
+  const std::string path = (dir_ / "on.yaml").string();
+  std::ofstream(path) << "adapters:\n"
+                      << "  - {name: a, data: " << rows("a") << ", rank: 2}\n"
+                      << "  - {name: b, data: " << rows("b")
+                      << ", lr: 0, path: " << (dir_ / "first/final/b").string() << "}\n";
+  std::vector<config::AdapterRun> runs = config::load_adapters(path, settings("on"));
+  for (config::AdapterRun& run : runs) train::take_adapter_settings(run.config);
+  EXPECT_EQ(runs[1].config.adapter.rank, 9);
+  std::atomic<bool> stop = false;
+  train::Observer quiet;
+  AdapterTrainer(runs, {&quiet, &quiet}, stop).run();
+  EXPECT_EQ(result("on", "b"), result("first", "b"));
+  runs[1].config.adapter.modules_to_save = {"norm"};
+  EXPECT_THAT(testing::message_of([&] {
+                AdapterTrainer(runs, {&quiet, &quiet}, stop).run();
+              }),
+              ::testing::HasSubstr("adapter.path"));
 }
 
 TEST_F(AdapterTrainerTest, AStoppedRunGoesOnWithTheSameBits) {

@@ -211,6 +211,23 @@ TEST_F(ClassLabels, GoIntoTheResultAndComeBackFromIt) {
   EXPECT_THAT(again.data.labels, ElementsAre("neg", "pos", "so-so"));
 }
 
+TEST_F(ClassLabels, GoOnWithTheNumbersOfAnAdapter) {
+  const std::vector<std::string> lora = {"train.method=lora", "train.max_steps=1",
+                                         "optim.warmup_steps=0"};
+  std::vector<std::string> named = lora;
+  named.emplace_back("data.labels=[so-so, pos, neg]");
+  ASSERT_EQ(sft("first", classifier(rows("a.jsonl", {"pos", "neg"}), named)), 0);
+  std::vector<std::string> from = lora;
+  from.push_back("adapter.path=" + (dir_ / "first/final").string());
+  config::RunConfig again =
+      this->config("again", classifier(rows("b.jsonl", {"neg", "so-so"}), from));
+  train::find_class_labels(again);
+  EXPECT_THAT(again.data.labels, ElementsAre("so-so", "pos", "neg"));
+  ASSERT_EQ(sft("again", classifier(rows("b.jsonl", {"neg", "so-so"}), from)), 0);
+  EXPECT_EQ(files::read(dir_ / "again/final/id2label.json"),
+            files::read(dir_ / "first/final/id2label.json"));
+}
+
 TEST_F(ClassLabels, CountEveryClassOnceInMacroF1) {
   // An untrained head answers one class, mostly: macro-F1 is below accuracy.
   const std::string train = rows("a.jsonl", {"a", "b", "c", "d"}, 40);

@@ -8,6 +8,7 @@
 #include "assembly/model_on_ranks.h"
 #include "data/loader/loader.h"
 #include "objective/reference_policy.h"
+#include "train/adapter_start.h"
 #include "train/trainer_fixture.h"
 
 namespace heddle {
@@ -163,6 +164,29 @@ TEST_F(PreferenceTrainer, AdaptersAreOffInTheReference) {
     ASSERT_EQ(off.numel(), batch->real_sequences);
     EXPECT_TRUE(at::allclose(off, expected, 0, 1e-9));
   }
+}
+
+// A run that goes on from an adapter prefers nothing to it at first: the loss is that of a coin.
+TEST_F(PreferenceTrainer, TheReferenceIsTheAdapterThatTheRunBeganWith) {
+  const Words lora = {"train.method=lora", "adapter.rank=4", "model.dtype=float64",
+                      "optim.lr=1e-2"};
+  train_until(config("first", lora), 1000);
+  Words from = lora;
+  from.push_back("adapter.path=" + (dir_ / "first/final").string());
+  const auto go_on = [&](const std::string& run, std::int64_t stop) {
+    config::RunConfig read = config(run, pairs("dpo", from));
+    train::take_adapter_settings(read);
+    std::vector<double> losses;
+    train_until(read, stop, &losses);
+    return losses;
+  };
+  const std::vector<double> whole = go_on("whole", 1000);
+  EXPECT_NEAR(whole.front(), std::log(2), 1e-9);
+  EXPECT_LT(whole.back(), whole.front() - 1e-2);
+  go_on("parts", 5);
+  go_on("parts", 1000);
+  EXPECT_EQ(weights("whole", "final/adapter_model.safetensors"),
+            weights("parts", "final/adapter_model.safetensors"));
 }
 
 TEST_F(PreferenceTrainer, ResumesBitIdentically) {
