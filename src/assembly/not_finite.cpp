@@ -31,21 +31,22 @@ std::string explain(const std::string& part, const std::vector<nn::Parameter*>& 
 }
 
 /// Parameters of a layer, those of adapters on it included.
-std::vector<nn::Parameter*> parameters_of_layer(ModelOnRanks& placed, std::size_t index) {
+std::vector<nn::Parameter*> parameters_of_layer(models::DecoderLayer& layer,
+                                                const nn::AdapterSet* adapters) {
   std::vector<nn::Parameter*> parameters;
-  placed.model->layers()[index]->visit_parameters(
-      [&](nn::Parameter& parameter) { parameters.push_back(&parameter); });
-  if (!placed.adapters) return parameters;
-  const std::string part = fmt::format(".layers.{}.", index);
-  placed.adapters->visit_parameters([&](nn::Parameter& parameter) {
-    if (("." + parameter.name()).find(part) != std::string::npos) parameters.push_back(&parameter);
-  });
+  const auto add = [&](nn::Parameter& parameter) { parameters.push_back(&parameter); };
+  layer.visit_parameters(add);
+  if (adapters == nullptr) return parameters;
+  layer.visit_linears([&](nn::Linear& linear) { adapters->visit_factors(linear, add); });
+  layer.visit_expert_weights(
+      [&](nn::ExpertWeights& weights) { adapters->visit_factors(weights, add); });
   return parameters;
 }
 
 }  // namespace
 
-std::string find_not_finite(ModelOnRanks& placed, const std::vector<std::int32_t>& tokens) {
+std::string find_not_finite(ModelOnRanks& placed, const std::vector<std::int32_t>& tokens,
+                            const nn::AdapterSet* adapters) {
   if (placed.context.mesh.world_size() > 1) return "a layer of one of the ranks";
   const ops::NoGradient guard;
   Model& model = *placed.model;
@@ -55,7 +56,7 @@ std::string find_not_finite(ModelOnRanks& placed, const std::vector<std::int32_t
   nn::Pass pass =
       model.pass(ops::Sequences::from_host({0, static_cast<std::int32_t>(count)}, device),
                  at::arange(count, at::kLong).to(device), count, /*training=*/false);
-  if (placed.adapters) pass.adapters = {{placed.adapters.get(), count, {}}};
+  if (adapters != nullptr) pass.adapters = {{adapters, count, {}}};
   at::Tensor hidden = model.embed(at::tensor(ids, at::kLong).to(device));
   if (!is_finite(hidden)) return explain("the embedding", {&model.embedding_weight()});
   const auto& layers = model.layers();
@@ -63,7 +64,7 @@ std::string find_not_finite(ModelOnRanks& placed, const std::vector<std::int32_t
     for (std::size_t stage = 0; stage < layers[i]->stages(); ++stage)
       hidden = layers[i]->forward(stage, hidden, pass).hidden;
     if (!is_finite(hidden))
-      return explain(fmt::format("layer {}", i), parameters_of_layer(placed, i));
+      return explain(fmt::format("layer {}", i), parameters_of_layer(*layers[i], adapters));
   }
   const bool is_normalized = is_finite(model.final_norm(hidden));
   std::vector<nn::Parameter*> ends = model.parameters();

@@ -54,6 +54,7 @@ std::string to_text(const Manifest& manifest) {
       {"step", manifest.step},
       {"metric",
        has_metric ? nlohmann::ordered_json(*manifest.metric) : nlohmann::ordered_json(nullptr)},
+      {"metric_name", manifest.metric_name},
       {"files", files}};
   return json.dump(2) + "\n";
 }
@@ -96,6 +97,7 @@ Manifest parse_keys(const Json& json, const std::string& file) {
   Manifest manifest;
   manifest.step = static_cast<std::int64_t>(count_of(json, "step", kLastStep, file));
   if (!json.at("metric").is_null()) manifest.metric = json.at("metric").get<double>();
+  manifest.metric_name = json.value("metric_name", "");
   if (!json.at("files").is_array()) throw_error<ModelError>("{}: 'files' is no list", file);
   std::set<std::string> names;
   for (const Json& entry : json.at("files")) {

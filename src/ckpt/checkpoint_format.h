@@ -25,6 +25,7 @@ struct ManifestFile {
 struct Manifest {
   std::int64_t step = 0;
   std::optional<double> metric;
+  std::string metric_name;
   std::vector<ManifestFile> files;
 };
 

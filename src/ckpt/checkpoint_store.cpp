@@ -294,7 +294,7 @@ void CheckpointStore::write_alone(Writing& writing) const {
   const Path final = directory_ / step_name(writing.step);
   require_free_space(final, bytes_of(tensors));
   StagingDirectory staging(final, temporary_for(final));
-  Manifest manifest{writing.step, writing.metric, {}};
+  Manifest manifest{writing.step, writing.metric, options_.metric_name, {}};
   manifest.files.push_back(write_state(staging.path(), writing.state.state));
   for (ManifestFile& file : write_groups(staging.path(), tensors, nullptr))
     manifest.files.push_back(std::move(file));
@@ -324,7 +324,7 @@ void CheckpointStore::write_with_others(Writing& writing) const {
     require_free_space(final, bytes);
     StagingDirectory staging(final, temporary_for(final));
     exchange.post("directory", {{"name", staging.path().filename().string()}});
-    Manifest manifest{writing.step, writing.metric, {}};
+    Manifest manifest{writing.step, writing.metric, options_.metric_name, {}};
     manifest.files.push_back(write_state(staging.path(), writing.state.state));
     for (ManifestFile& file : write_groups(staging.path(), tensors, &world))
       manifest.files.push_back(std::move(file));
@@ -345,6 +345,11 @@ void CheckpointStore::write_with_others(Writing& writing) const {
   prune(writing.step);
 }
 
+bool CheckpointStore::is_rated(const CheckpointInfo& info) const {
+  const bool is_same = info.metric_name.empty() || info.metric_name == options_.metric_name;
+  return info.metric.has_value() && is_same;
+}
+
 void CheckpointStore::prune(std::int64_t newest) const {
   const auto all = list();  // oldest first
   std::set<std::int64_t> kept = {newest};
@@ -353,7 +358,7 @@ void CheckpointStore::prune(std::int64_t newest) const {
   }
   std::vector<CheckpointInfo> rated;
   std::copy_if(all.begin(), all.end(), std::back_inserter(rated),
-               [](const CheckpointInfo& info) { return info.metric.has_value(); });
+               [this](const CheckpointInfo& info) { return is_rated(info); });
   std::stable_sort(
       rated.begin(), rated.end(),
       [](const CheckpointInfo& a, const CheckpointInfo& b) { return *a.metric < *b.metric; });
@@ -379,7 +384,7 @@ void CheckpointStore::remove_newer_than(std::int64_t step) {
 std::optional<CheckpointInfo> CheckpointStore::best() const {
   std::optional<CheckpointInfo> best;
   for (const CheckpointInfo& info : list()) {
-    if (info.metric && (!best || *info.metric < *best->metric)) best = info;
+    if (is_rated(info) && (!best || *info.metric < *best->metric)) best = info;
   }
   return best;
 }

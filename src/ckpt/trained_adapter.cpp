@@ -25,13 +25,18 @@ void require_kinds(const AdapterDirectory& adapter) {
   for (const LoraPair& pair : adapter.pairs()) {
     if (pair.is_embedding || pair.module == "lm_head" || pair.module == "score")
       refuse(adapter, "has factors on " + pair.module);
+    // PEFT loads no adapter on a router as a module, which is how runs would write it.
+    if (!pair.parameter.empty() && !pair.module.ends_with(".experts"))
+      refuse(adapter, "has factors on " + name_of(pair));
   }
   std::vector<const LoraPair*> pairs;
   for (const LoraPair& pair : adapter.pairs()) pairs.push_back(&pair);
   if (const auto single = stack_experts(pairs); !single.empty())
     refuse(adapter, "has factors on " + name_of(*single.front().pairs.front()));
   for (const SavedParameter& saved : adapter.saved()) {
-    if (saved.is_base) refuse(adapter, "brings along a base layer, " + saved.name);
+    // A head that stays the embedding's is written once more.
+    const bool is_copy = adapter.config().ensure_weight_tying && saved.name == "lm_head.weight";
+    if (saved.is_base && !is_copy) refuse(adapter, "brings along a base layer, " + saved.name);
   }
   if (!adapter.vision_pairs().empty())
     refuse(adapter, "has factors on " + adapter.vision_pairs().front().module);
@@ -95,8 +100,7 @@ TrainedAdapter trained_adapter(const AdapterDirectory& adapter) {
   const std::vector<std::string> none;
   for (const LoraPair& pair : adapter.pairs()) {
     if (pair.parameter.empty()) {
-      add_once(found.targets,
-               target_of(pair.module, is_restricted ? none : config.target_modules));
+      add_once(found.targets, target_of(pair.module, is_restricted ? none : config.target_modules));
     } else {
       add_once(found.target_parameters,
                target_of(name_of(pair), is_restricted ? none : config.target_parameters));

@@ -21,8 +21,8 @@ struct TrainedAdapter {
 };
 
 /// Throws ModelError that names what of the adapter a run does not train: factors of different
-/// ranks or scales, on embedding or head, of single experts, of the vision tower, and a base layer
-/// that was saved with it.
+/// ranks or scales, on embedding, head or router, of single experts, of the vision tower, and a
+/// base layer that was saved with it.
 TrainedAdapter trained_adapter(const AdapterDirectory& adapter);
 
 }  // namespace heddle::ckpt

@@ -19,7 +19,7 @@ TrainingCheckpoint TrainingCheckpoint::open(const Path& path, Verify verify) {
   for (const ManifestFile& file : manifest.files)
     check_file(path, file, verify == Verify::kContents);
   TrainingCheckpoint checkpoint;
-  checkpoint.info_ = {manifest.step, path, manifest.metric};
+  checkpoint.info_ = {manifest.step, path, manifest.metric, manifest.metric_name};
   checkpoint.state_ = read_json_object(path / kStateFile);
   for (const ManifestFile& file : manifest.files) {
     if (Path(file.name).extension() != ".safetensors") continue;
@@ -112,7 +112,7 @@ std::vector<CheckpointInfo> list_checkpoints(const Path& directory) {
   for (const Path& candidate : find_checkpoints(directory)) {
     try {
       const Manifest manifest = read_manifest(candidate);
-      found.push_back({manifest.step, candidate, manifest.metric});
+      found.push_back({manifest.step, candidate, manifest.metric, manifest.metric_name});
     } catch (const Error& error) {
       log::debug("not a checkpoint: {}", error.what());
     }

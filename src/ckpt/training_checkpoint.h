@@ -43,6 +43,7 @@ struct CheckpointInfo {
   std::int64_t step = 0;
   Path path;
   std::optional<double> metric;  // lower is better
+  std::string metric_name;       // that it is of; "" in checkpoints that do not say
 };
 
 struct RejectedCheckpoint {
@@ -89,8 +90,9 @@ class TrainingCheckpoint {
 };
 
 struct CheckpointStoreOptions {
-  int keep_last = 3;  // >= 1
-  int keep_best = 1;  // how many with the lowest metric are kept besides
+  int keep_last = 3;             // >= 1
+  int keep_best = 1;             // how many with the lowest metric are kept besides
+  std::string metric_name = {};  // the metric's; numbers of others are not compared with it
   /// false: save() writes before it returns and takes no copy of CPU tensors.
   bool background = true;
   /// Ranks that save together, each its parts; null: one rank.
@@ -125,7 +127,7 @@ class CheckpointStore {
   /// Removes every checkpoint with a larger step: what a run that goes on from an older one leaves
   /// behind would be taken for its latest. Throws FileError.
   void remove_newer_than(std::int64_t step);
-  /// The one with the lowest metric.
+  /// The one with the lowest metric of the store's name.
   std::optional<CheckpointInfo> best() const;
 
   /// All of a checkpoint as CPU tensors, sorted by name. Throws ModelError.
@@ -138,6 +140,8 @@ class CheckpointStore {
   void write(Writing& writing) const;
   void write_alone(Writing& writing) const;
   void write_with_others(Writing& writing) const;
+  /// Has a number of the store's metric.
+  bool is_rated(const CheckpointInfo& info) const;
   void prune(std::int64_t newest) const;
   Path temporary_for(const Path& checkpoint) const;
 

@@ -209,7 +209,8 @@ class Scoring {
       return;
     }
     throw_error<ModelError>("{}:{}: the model's output is not finite, first in {}", options_.input,
-                            lines_[r], assembly::find_not_finite(model_, rows_[r]));
+                            lines_[r],
+                            assembly::find_not_finite(model_, rows_[r], model_.adapters.get()));
   }
 
   const ScoreOptions& options_;

@@ -68,9 +68,10 @@ class InferenceApi {
  public:
   /// `before_metrics`: brings what /metrics tells up to date.
   InferenceApi(serve::Server& server, serve::ModelThread& model, serve::Registry& registry,
-               const serve::GenerationMetrics& metrics, serve::DataDirectory& data, bool has_keys,
-               std::function<void()> before_metrics)
-      : registry_(registry), service_(make_service(model, metrics)) {
+               const serve::GenerationMetrics& metrics,
+               std::shared_ptr<serve::SamplesInFlight> samples, serve::DataDirectory& data,
+               bool has_keys, std::function<void()> before_metrics)
+      : registry_(registry), service_(make_service(model, metrics, std::move(samples))) {
     registry_.declare_counter("heddle_http_requests_total", "Answers, by route and status.");
     server.observe_by([this](const std::string& pattern, int status, double) {
       registry_.add("heddle_http_requests_total",
@@ -129,11 +130,16 @@ class InferenceApi {
 
  private:
   static serve::openai::Service make_service(serve::ModelThread& model,
-                                             const serve::GenerationMetrics& metrics) {
+                                             const serve::GenerationMetrics& metrics,
+                                             std::shared_ptr<serve::SamplesInFlight> samples) {
     const serve::ModelFacts& facts = model.facts();
     const std::shared_ptr<const data::Tokenizer> tokenizer = data::Tokenizer::load(facts.directory);
-    return {model, tokenizer, data::Renderer(*tokenizer, data::RenderOptions{}),
-            serve::openai::Models(facts.name, facts.max_context), metrics};
+    return {model,
+            tokenizer,
+            data::Renderer(*tokenizer, data::RenderOptions{}),
+            serve::openai::Models(facts.name, facts.max_context),
+            metrics,
+            std::move(samples)};
   }
 
   serve::Registry& registry_;
@@ -199,13 +205,14 @@ int serve_model(const ServeOptions& options, const Session& session) {
         passes.queued(queue);
       });
   serve::tinker::ServiceOptions tinker = settings.tinker;
+  tinker.samples = std::make_shared<serve::SamplesInFlight>(settings.max_samples);
   tinker.compresses_bodies = !is_loopback(options.host);
   tinker.metrics = std::make_shared<serve::GenerationMetrics>(registry, backend.name);
   tinker.runs.metrics = std::make_shared<serve::TrainingMetrics>(registry);
   serve::tinker::Service service(server, *model, data, tinker);
   service.serve();
-  InferenceApi inference(server, *model, registry, *tinker.metrics, data, !keys.is_empty(),
-                         [&] { tinker.runs.metrics->now(service.now()); });
+  InferenceApi inference(server, *model, registry, *tinker.metrics, tinker.samples, data,
+                         !keys.is_empty(), [&] { tinker.runs.metrics->now(service.now()); });
   inference.serve_checkpoints_of(service);
   inference.load(options.adapters);
   serve::admin::Admin admin(

@@ -137,6 +137,13 @@ class Checker {
     }
   }
 
+  void gradients() const {
+    if (c_.optim.grad_dtype == Dtype::kFloat64 && c_.model.dtype != Dtype::kFloat64) {
+      fail("optim.grad_dtype",
+           fmt::format("float64 is for model.dtype float64, found {}", to_string(c_.model.dtype)));
+    }
+  }
+
   void schedule() const {
     const OptimSection& o = c_.optim;
     if (o.schedule == Schedule::kWsd && o.decay_steps == 0) {
@@ -227,8 +234,10 @@ class Checker {
   }
 
   void stopping() const {
-    if (c_.train.early_stop_patience > 0 && c_.train.eval_every == 0) {
-      fail("train.early_stop_patience", "early stopping needs train.eval_every >= 1");
+    if (c_.train.early_stop_patience > 0 && c_.train.eval_every == 0 &&
+        c_.train.eval_every_epochs == 0) {
+      fail("train.early_stop_patience",
+           "early stopping needs train.eval_every >= 1, or train.eval_every_epochs");
     }
   }
 
@@ -343,6 +352,7 @@ void check(const RunConfig& config, const std::string& source, Completeness comp
   if (objective_of(config) == Objective::kPolicy) check_policy(config, source);
   checker.router();
   checker.length();
+  checker.gradients();
   checker.schedule();
   checker.paces();
   checker.adapter();

@@ -318,6 +318,17 @@ RunConfig load(const std::filesystem::path& file, std::span<const std::string> o
   return read(yaml, file.string(), overrides, completeness, usual);
 }
 
+namespace {
+
+bool has_eval(const std::vector<AdapterEntry>& entries) {
+  return std::ranges::any_of(entries, [](const AdapterEntry& entry) {
+    return std::ranges::any_of(entry.settings,
+                               [](const auto& setting) { return setting.key == "data.eval"; });
+  });
+}
+
+}  // namespace
+
 std::vector<AdapterRun> load_adapters(const std::filesystem::path& file,
                                       std::span<const std::string> overrides,
                                       const DeviceName& usual) {
@@ -345,7 +356,18 @@ std::vector<AdapterRun> load_adapters(const std::filesystem::path& file,
     require_for_several(run.config);
     run.config.train.method = Method::kLora;
     fill_in(run.config, file.string(), overrides, usual);
-    check(run.config, fmt::format("{}: adapter {}", name, run.name), Completeness::kComplete);
+    // The pace of evaluations is the run's, and an adapter without rows for them has none.
+    if (run.config.data.eval.empty() && has_eval(entries)) {
+      TrainSection& train = run.config.train;
+      train.eval_every = train.early_stop_patience = 0;
+      train.eval_every_epochs = 0;
+      train.eval_on_start = false;
+    }
+    try {
+      check(run.config, name, Completeness::kComplete);
+    } catch (const ConfigError& error) {
+      throw_error<ConfigError>("adapter {}: {}", run.name, error.what());
+    }
     runs.push_back(std::move(run));
   }
   return runs;

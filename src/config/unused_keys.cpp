@@ -38,6 +38,8 @@ std::vector<std::string> unused_keys(const RunConfig& config) {
   } else if (config.adapter.modules_to_save.empty() && config.model.head != Head::kClassify) {
     note("train.freeze", "train.method is lora, by which adapters alone are trained");
   }
+  if (config.model.dtype != Dtype::kBFloat16)
+    note("optim.grad_dtype", "gradients of such weights have the dtype of the weights");
   if (config.optim.name == OptimName::kAdamW) note("optim.momentum", "optim.name is adamw");
   if (config.optim.name == OptimName::kSgd) {
     note("optim.betas", "optim.name is sgd");

@@ -233,7 +233,9 @@ Step describe_step(const config::RunConfig& config, const Config& model) {
   const c10::ScalarType type = dtype_of(config);
   step.element = as_double(static_cast<std::int64_t>(c10::elementSize(type)));
   step.wide = type == c10::ScalarType::Double ? 8 : 4;
-  step.gradient = config.optim.grad_dtype == config::Dtype::kBFloat16 ? 2 : step.wide;
+  const bool is_narrow = config.optim.grad_dtype == config::Dtype::kBFloat16 &&
+                         config.model.dtype == config::Dtype::kBFloat16;
+  step.gradient = is_narrow ? 2 : step.wide;
   step.state = state_bytes(config.optim.state_dtype, step);
   step.offloads_state = config.optim.offload;
   step.offloads_inputs = config.train.offload_activations;

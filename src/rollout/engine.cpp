@@ -143,8 +143,14 @@ Progress Engine::take(Sequence& sequence, SampledToken token, std::int64_t versi
   const Request& request = *sequence.request;
   // Seen after the ranks have told each other, so that all of them stop.
   if (!std::isfinite(token.logprob)) {
-    throw_error<ModelError>("request {}: the logits are not finite, first in {}", sequence.id + 1,
-                            assembly::find_not_finite(placed_, sequence.tokens));
+    const std::string fault =
+        assembly::find_not_finite(placed_, sequence.tokens, sequence.adapter->set.get());
+    if (!options_.tells_failures) {
+      throw_error<ModelError>("request {}: the logits are not finite, first in {}", sequence.id + 1,
+                              fault);
+    }
+    const RequestId id = scheduler_.finish(sequence)->id;
+    return {id, {}, {}, {}, "the logits are not finite, first in " + fault};
   }
   Completion& completion = sequence.completion;
   sequence.tokens.push_back(token.id);
@@ -158,8 +164,11 @@ Progress Engine::take(Sequence& sequence, SampledToken token, std::int64_t versi
   const bool is_stop_id = !request.ignore_eos &&
                           std::find(request.stop_ids.begin(), request.stop_ids.end(), token.id) !=
                               request.stop_ids.end();
+  // As vLLM has it: the first tokens are not searched for stop strings either.
+  const bool may_stop = sequence.output_size() > request.min_tokens;
   Progress progress{sequence.id, {}, {}, {}};
-  if (request.skip_special_tokens || !is_stop_id) progress.text = sequence.text.push(token.id);
+  if (request.skip_special_tokens || !is_stop_id)
+    progress.text = sequence.text.push(token.id, may_stop);
   completion.text += progress.text;
   if (completion.output_ids.size() == 1)
     completion.prompt_s = sequence.seconds_since(sequence.started);

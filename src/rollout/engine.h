@@ -40,6 +40,8 @@ struct Progress {
   std::string text;  ///< Text that became certain: whole UTF-8, not a part of a stop string.
   std::optional<SampledToken> token;     ///< Drawn in this step.
   std::optional<Completion> completion;  ///< Set for a request that finished.
+  /// Why the request ended without a completion. See EngineOptions::tells_failures.
+  std::string failure = {};
 };
 
 /// Generates with continuous batching over the ranks of a model: a sequence that ends gives its
@@ -63,7 +65,7 @@ class Engine {
   RequestId submit(Request request);
   /// One pass: over prompts, or one token for every sequence that has read its own; in turn where
   /// there are both. Reports the requests that got a token or finished. Throws ModelError, with the
-  /// request and the first layer, where logits are not finite.
+  /// request and the first layer, where logits are not finite, unless tells_failures is set.
   std::vector<Progress> step();
   /// Nothing waits or runs.
   bool is_idle() const { return done_.empty() && scheduler_.is_idle(); }

@@ -10,7 +10,10 @@ struct EngineOptions {
   std::int64_t max_sequences = 16;     ///< Generated at the same time.
   std::int64_t prefill_tokens = 4096;  ///< Prompt tokens of one pass on each data rank, at most.
   std::int64_t capacity = 4096;        ///< Tokens of a sequence, prompt and output, at most.
-  bool record_steps = true;            ///< Steps become graphs where RecordedDecoding can.
+  /// A request whose logits are not finite ends with Progress::failure and the others go on, as
+  /// where they are strangers with adapters of their own; else step() throws.
+  bool tells_failures = false;
+  bool record_steps = true;  ///< Steps become graphs where RecordedDecoding can.
   /// The model's own adapters are added to its matrices (MergedAdapter) for as long as the engine
   /// holds its weights: from a step to release_weights().
   bool merge_adapter = false;

@@ -27,7 +27,7 @@ struct Request {
   std::vector<std::int32_t>
       stop_ids;  ///< End of generation; the token itself is part of the output.
   std::vector<std::string> stop_strings;  ///< Cut from the text where the first of them begins.
-  std::int64_t min_tokens = 0;            ///< No stop id is drawn before so many tokens.
+  std::int64_t min_tokens = 0;            ///< No stop id or string ends before so many tokens.
   bool ignore_eos = false;                ///< Stop ids end nothing: for measurements.
   /// False: text has special tokens too, but the stop id that ends it.
   bool skip_special_tokens = true;

@@ -13,21 +13,22 @@ TextStream::TextStream(std::shared_ptr<const data::Tokenizer> tokenizer,
   std::erase(stop_strings_, "");
 }
 
-std::string TextStream::push(std::int32_t id) {
+std::string TextStream::push(std::int32_t id, bool may_stop) {
   if (stopped_) return {};
   // Embedding rows beyond the tokenizer are padding: they stand for no text.
   if (id < known_ids_) held_ += decoder_->push(id);
-  return release(false);
+  return release(false, may_stop);
 }
 
 std::string TextStream::finish() {
   if (!stopped_ && decoder_) held_ += decoder_->finish();
-  return release(true);
+  return release(true, true);
 }
 
-std::string TextStream::release(bool all) {
+std::string TextStream::release(bool all, bool may_stop) {
   std::size_t stop = std::string::npos;
-  for (const std::string& word : stop_strings_) stop = std::min(stop, held_.find(word));
+  for (const std::string& word : stop_strings_)
+    if (may_stop) stop = std::min(stop, held_.find(word));
   if (stop != std::string::npos) {
     stopped_ = true;
     held_.resize(stop);

@@ -17,14 +17,15 @@ class TextStream {
   TextStream(std::shared_ptr<const data::Tokenizer> tokenizer,
              std::vector<std::string> stop_strings, bool skip_special_tokens = true);
 
-  /// The text that became certain with this token.
-  std::string push(std::int32_t id);
+  /// The text that became certain with this token. A stop string that ends with a token that
+  /// `may_stop` not is text.
+  std::string push(std::int32_t id, bool may_stop = true);
   /// The text that was held back.
   std::string finish();
   bool stopped() const { return stopped_; }
 
  private:
-  std::string release(bool all);
+  std::string release(bool all, bool may_stop);
 
   std::int64_t known_ids_;
   std::optional<data::StreamDecoder> decoder_;

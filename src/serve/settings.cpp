@@ -106,7 +106,7 @@ std::vector<Key> all_keys() {
           [](Settings & s) -> auto& { return s.tinker.sessions_per_tenant; }, 1),
       key(
           "serve.max_samples", "samples under way, of one tenant",
-          [](Settings & s) -> auto& { return s.tinker.samples_in_flight; }, 1),
+          [](Settings & s) -> auto& { return s.max_samples; }, 1),
       key(
           "serve.max_rank", "rank of an adapter",
           [](Settings & s) -> auto& { return s.tinker.max_rank; }, 1),

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "serve/http/limits.h"
+#include "serve/samples_in_flight.h"
 #include "serve/tinker/service.h"
 
 namespace heddle::serve {
@@ -12,6 +13,7 @@ namespace heddle::serve {
 /// Settings of a server by key=value. Everything else is the model's (device.*, model.dtype,
 /// kernels.*).
 struct Settings {
+  std::int64_t max_samples = SamplesInFlight::kMost;  ///< Under way, of one tenant.
   std::int64_t max_sequences = 16;
   std::int64_t max_context = 4096;
   std::int64_t pass_tokens = 16384;

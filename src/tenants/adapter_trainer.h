@@ -87,6 +87,8 @@ class AdapterTrainer {
   void warn(const Adapter& adapter, const std::string& message) const;
   std::vector<ckpt::TensorPart> state(bool with_copies) const;
   void save();
+  static void check_same_run(const nlohmann::ordered_json& saved, const Adapter& adapter,
+                             const std::string& checkpoint);
   void resume();
   void export_all() const;
 

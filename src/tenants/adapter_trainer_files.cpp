@@ -57,6 +57,25 @@ void AdapterTrainer::save() {
   last_checkpoint_ = checkpoints_->directory() / ckpt::step_name(rounds_);
 }
 
+/// Refuses and names what is another in the configuration of an adapter since the checkpoint.
+void AdapterTrainer::check_same_run(const nlohmann::ordered_json& saved, const Adapter& adapter,
+                                    const std::string& checkpoint) {
+  const config::RunConfig before =
+      config::parse(saved.at("config").get<std::string>(), checkpoint + "/state.json", {},
+                    config::Completeness::kPartial);
+  const config::RunConfig& now = adapter.run.config;
+  try {
+    train::check_same_dtype(before, now, adapter.loop.step);
+    train::check_same_optimizer(before, now, adapter.loop.step);
+  } catch (const ConfigError& error) {
+    throw_error<ConfigError>("adapter {}: {}", adapter.run.name, error.what());
+  }
+  for (const std::string& difference : config::differences(before, now)) {
+    log::warning("adapter {}: the configuration changed since the checkpoint: {}", adapter.run.name,
+                 difference);
+  }
+}
+
 void AdapterTrainer::resume() {
   const std::string& mode = shared().train.resume;
   const auto latest =
@@ -96,6 +115,7 @@ void AdapterTrainer::resume() {
                                adapter.run.name, latest->string());
     }
     adapter.loop = train::LoopState::read(*own, latest->string());
+    check_same_run(*own, adapter, latest->string());
     std::set<std::string> factors;
     adapter.factors->visit_parameters(
         [&](const nn::Parameter& factor) { factors.insert(factor.name()); });
@@ -106,6 +126,7 @@ void AdapterTrainer::resume() {
     }
     adapter.optimizer->set_steps(adapter.loop.optimizer_steps);
     adapter.loader->seek(adapter.loop.cursor);
+    adapter.paced = train::paced(adapter.run.config, adapter.loader->info());
     if (adapter.loop.step > 0) adapter.observer->on_resume(adapter.loop.step, *latest);
   }
   if (base_.sharding) base_.sharding->publish();

@@ -2,6 +2,8 @@
 
 #include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/isfinite.h>
+#include <ATen/ops/logical_and.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/tensor.h>
 #include <c10/util/Exception.h>
@@ -381,6 +383,16 @@ void Trainer::save(SetId set, const std::filesystem::path& directory, SavedFor p
 
 SetId Trainer::load(const std::filesystem::path& directory, bool with_optimizer) {
   return state_->add(load_trained_set(state_->base, directory, with_optimizer));
+}
+
+bool Trainer::is_finite(SetId set) const {
+  const ops::NoGradient guard;
+  at::Tensor all;
+  state_->at(set).factors->visit_parameters([&](const nn::Parameter& factor) {
+    const at::Tensor own = at::isfinite(factor.data()).all();
+    all = all.defined() ? at::logical_and(all, own) : own;
+  });
+  return !all.defined() || all.item<bool>();
 }
 
 std::shared_ptr<const adapters::LoraSet> Trainer::snapshot(SetId set) const {

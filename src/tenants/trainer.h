@@ -165,6 +165,8 @@ class Trainer {
   /// `with_optimizer` also where the directory was saved without.
   SetId load(const std::filesystem::path& directory, bool with_optimizer);
 
+  /// Whether all of its weights are finite.
+  bool is_finite(SetId set) const;
   /// A copy of the set as it is now, which no later step changes: what a pass or a request of the
   /// engine names. Lives as long as it is held, not longer than the base.
   std::shared_ptr<const adapters::LoraSet> snapshot(SetId set) const;

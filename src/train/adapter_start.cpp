@@ -31,9 +31,10 @@ void take_names(const config::RunConfig& config, const std::string& key,
 /// What was trained beside the adapter would be lost if it were not trained on.
 void require_saved(const config::RunConfig& config, const ckpt::AdapterDirectory& adapter) {
   for (const ckpt::SavedParameter& saved : adapter.saved()) {
-    // The head of a classifier is always trained.
-    if (saved.name == "score.weight") continue;
-    if (ckpt::is_saved_whole(config.adapter.modules_to_save, saved.name)) continue;
+    // The head of a classifier is always trained, and a base layer is a copy of what is named.
+    if (saved.name == "score.weight" || saved.is_base) continue;
+    const std::string name = ckpt::to_spelling(saved.name, adapter.spelling());
+    if (ckpt::is_saved_whole(config.adapter.modules_to_save, name)) continue;
     throw_error<ConfigError>(
         "{}: leaves out {}, which was trained with the adapter in adapter.path, {}; name it, or "
         "leave the setting out to go on with all",

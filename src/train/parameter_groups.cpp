@@ -46,8 +46,8 @@ void require_groups(const config::OptimSection& optim,
           "this run trains no output layer of its own: it is frozen, or tied to the embedding "
           "(optim.lr_embeddings)");
   require(optim.lr_embeddings, "optim.lr_embeddings", is_embedding,
-          "this run does not train the embedding: with train.method lora name embed_tokens in "
-          "adapter.modules_to_save");
+          "this run does not train the embedding: train.freeze names it, or with train.method lora "
+          "adapter.modules_to_save does not");
 }
 
 }  // namespace heddle::train

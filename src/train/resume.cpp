@@ -2,8 +2,10 @@
 
 #include <filesystem>
 #include <string>
+#include <vector>
 
 #include "base/errors.h"
+#include "base/text.h"
 #include "config/config.h"
 #include "config/objective.h"
 
@@ -56,6 +58,36 @@ void check_same_method(const config::RunConfig& before, const config::RunConfig&
       step, method, config::to_string(now.train.method), method, how_to_start(before, now));
 }
 
+void check_same_dtype(const config::RunConfig& before, const config::RunConfig& now,
+                      std::int64_t step) {
+  if (before.model.dtype == now.model.dtype) return;
+  const std::string_view dtype = config::to_string(before.model.dtype);
+  throw_error<ConfigError>(
+      "the checkpoint of step {} was written with model.dtype={}, and this run has {}: its weights "
+      "and optimizer state do not fit; set model.dtype={} to continue it",
+      step, dtype, config::to_string(now.model.dtype), dtype);
+}
+
+void check_same_optimizer(const config::RunConfig& before, const config::RunConfig& now,
+                          std::int64_t step) {
+  const auto refuse = [step](const char* key, std::string_view was, std::string_view is) {
+    throw_error<ConfigError>(
+        "the checkpoint of step {} was written with {}={}, and this run has {}: the optimizer "
+        "keeps other tensors; set {}={} to continue it, or start from what it has learned: `heddle "
+        "export CHECKPOINT --output DIR` and another train.output_dir",
+        step, key, was, is, key, was);
+  };
+  const config::OptimSection &was = before.optim, &is = now.optim;
+  if (was.name != is.name)
+    refuse("optim.name", config::to_string(was.name), config::to_string(is.name));
+  if (was.state_dtype != is.state_dtype && is.name != config::OptimName::kSgd) {
+    refuse("optim.state_dtype", config::to_string(was.state_dtype),
+           config::to_string(is.state_dtype));
+  }
+  if (is.name == config::OptimName::kSgd && (was.momentum == 0) != (is.momentum == 0))
+    refuse("optim.momentum", fmt::format("{}", was.momentum), fmt::format("{}", is.momentum));
+}
+
 void check_same_objective(const config::RunConfig& before, const config::RunConfig& now,
                           std::int64_t step) {
   const config::Objective was = config::objective_of(before), is = config::objective_of(now);
@@ -79,6 +111,20 @@ void check_same_objective(const config::RunConfig& before, const config::RunConf
       fmt::format("rl.algorithm.advantage={}", config::to_string(before.rl.algorithm.advantage)));
   require(before.rl.reference.follows(), now.rl.reference.follows(),
           "reference that follows the policy", "rl.reference.sync_every=0");
+}
+
+void require_all_weights(const ckpt::TrainingCheckpoint& checkpoint,
+                         const std::set<std::string>& of_run) {
+  std::vector<std::string> missing;
+  for (const std::string& name : of_run)
+    if (!checkpoint.has(name)) missing.push_back(name);
+  if (missing.empty()) return;
+  throw_error<ConfigError>(
+      "the checkpoint of step {} has no values of {} tensor{} that this run trains and its own did "
+      "not: {}; set train.freeze, adapter.targets, adapter.target_parameters and "
+      "adapter.modules_to_save as they were to continue it, or another train.output_dir",
+      checkpoint.info().step, missing.size(), missing.size() == 1 ? "" : "s",
+      text::list_some(missing));
 }
 
 void require_no_other_weights(const ckpt::TrainingCheckpoint& checkpoint,

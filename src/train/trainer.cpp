@@ -59,6 +59,7 @@ Trainer::Trainer(const config::RunConfig& config, Observer& observer, const std:
   ckpt::CheckpointStoreOptions store;
   store.keep_last = static_cast<int>(config.ckpt.keep_last);
   store.keep_best = config.ckpt.keep_best ? 1 : 0;
+  store.metric_name = config.eval.metric;
   store.world = setup_.placed.context.mesh.world();
   checkpoints_ = std::make_unique<ckpt::CheckpointStore>(
       std::filesystem::path(config.train.output_dir) / "checkpoints", store);
@@ -75,6 +76,8 @@ Trainer::Trainer(const config::RunConfig& config, Observer& observer, const std:
   }
   objective_.prepare({setup_.train, setup_.eval});
   resume();
+  // A checkpoint may leave another number of steps than a start does.
+  paced_ = paced(config_, steps_.info());
   if (std::exchange(loop_.best_metric, config_.eval.metric) != config_.eval.metric) {
     loop_.best_eval.reset();
     loop_.evaluations_without_gain = 0;
@@ -280,6 +283,10 @@ bool Trainer::evaluate_if_due(StepInfo& info, const Pause& pause) {
   loop_.evaluations_without_gain = improved_ ? 0 : loop_.evaluations_without_gain + 1;
   info.add(evaluation);
   observer_.on_evaluation(info.step, evaluation, improved_);
+  return has_lost_patience();
+}
+
+bool Trainer::has_lost_patience() const {
   const std::int64_t patience = config_.train.early_stop_patience;
   return patience > 0 && loop_.evaluations_without_gain >= patience;
 }
@@ -295,9 +302,8 @@ std::string Trainer::limit_reached() const {
     return by_steps ? fmt::format("train.max_steps {}", train.max_steps)
                     : fmt::format("train.epochs {}", train.epochs);
   }
-  const std::int64_t patience = train.early_stop_patience;
-  return steps_.has_evaluation() && patience > 0 && loop_.evaluations_without_gain >= patience
-             ? fmt::format("train.early_stop_patience {}", patience)
+  return steps_.has_evaluation() && has_lost_patience()
+             ? fmt::format("train.early_stop_patience {}", train.early_stop_patience)
              : "";
 }
 
@@ -342,7 +348,10 @@ Summary Trainer::train() {
   const comm::Group everybody = setup_.placed.context.mesh.world_group();
   bool is_stopping = false;
   Pause due;
-  while (ahead_ || !steps_.may_pause() || !(is_stopping = everybody.any(stop_))) {
+  // It may have ended so without the time to write its result.
+  summary.stopped_early = first_step_ > 0 && steps_.has_evaluation() && has_lost_patience();
+  while (!summary.stopped_early &&
+         (ahead_ || !steps_.may_pause() || !(is_stopping = everybody.any(stop_)))) {
     std::optional<TakenStep> taken = next_step();
     if (!taken) break;
     std::optional<StepProfile> profile;

@@ -100,6 +100,8 @@ class Trainer {
   ckpt::ReadWhole whole_tensors() const;
   /// Evaluates if the pause after the step says so; true if the run should stop early.
   bool evaluate_if_due(StepInfo& info, const Pause& pause);
+  /// As many evaluations without gain as train.early_stop_patience ends the run after.
+  bool has_lost_patience() const;
 
   config::RunConfig config_;
   Observer& observer_;

@@ -82,22 +82,21 @@ void Trainer::restore(const ckpt::Path& path) {
   const LoopState saved = LoopState::read(state, path.string());
   const config::RunConfig before = config::parse(state.at("config").get<std::string>(),
                                                  "checkpoint", {}, config::Completeness::kPartial);
-  if (before.model.dtype != config_.model.dtype) {
-    const std::string_view dtype = config::to_string(before.model.dtype);
-    throw_error<ConfigError>(
-        "the checkpoint of step {} was written with model.dtype={}, and this run has {}: its "
-        "weights and optimizer state do not fit; set model.dtype={} to continue it",
-        saved.step, dtype, config::to_string(config_.model.dtype), dtype);
-  }
+  check_same_dtype(before, config_, saved.step);
   check_same_method(before, config_, saved.step);
   check_same_objective(before, config_, saved.step);
+  check_same_optimizer(before, config_, saved.step);
   require_same_sources(state, setup_.sources, path.string());
   for (const std::string& difference : config::differences(before, config_)) {
     log::warning("the configuration changed since the checkpoint: {}", difference);
   }
   require_no_other_weights(checkpoint, names_of_weights(setup_.placed), kWeights);
-  for (const ckpt::TensorPart& part : learner_.optimizer().state(/*with_copies=*/true))
-    checkpoint.copy_part(part);
+  const std::vector<ckpt::TensorPart> parts = learner_.optimizer().state(/*with_copies=*/true);
+  std::set<std::string> trained;
+  for (const ckpt::TensorPart& part : parts)
+    if (part.name.starts_with(kWeights)) trained.insert(part.name);
+  require_all_weights(checkpoint, trained);
+  for (const ckpt::TensorPart& part : parts) checkpoint.copy_part(part);
   for (const ckpt::TensorPart& part : steps_.state(/*with_copies=*/true))
     checkpoint.copy_part(part);
   steps_.load(checkpoint);

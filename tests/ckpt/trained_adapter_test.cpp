@@ -88,12 +88,12 @@ TEST_F(TrainedAdapters, RefusesByNameWhatIsNotTrained) {
   EXPECT_THAT(refusal({{"target_modules", {"lm_head"}}}, {{"lm_head", 4}}),
               ::testing::AllOf(HasSubstr("has factors on lm_head"),
                                HasSubstr("merge the adapter: heddle export BASE --adapter")));
-  EXPECT_THAT(refusal({{"target_modules", {"embed_tokens"}}}, {},
-                      {{"base_model.model.model.embed_tokens.lora_embedding_A",
-                        random_tensor("a", {4, 29})},
-                       {"base_model.model.model.embed_tokens.lora_embedding_B",
-                        random_tensor("b", {17, 4})}}),
-              HasSubstr("has factors on model.embed_tokens"));
+  EXPECT_THAT(
+      refusal(
+          {{"target_modules", {"embed_tokens"}}}, {},
+          {{"base_model.model.model.embed_tokens.lora_embedding_A", random_tensor("a", {4, 29})},
+           {"base_model.model.model.embed_tokens.lora_embedding_B", random_tensor("b", {17, 4})}}),
+      HasSubstr("has factors on model.embed_tokens"));
   EXPECT_THAT(refusal({}, {{"model.layers.0.mlp.experts.2.up_proj", 4}}),
               HasSubstr("has factors on model.layers.0.mlp.experts.2.up_proj"));
   EXPECT_THAT(refusal({{"target_modules", {"fc1"}}}, {{"model.visual.blocks.0.mlp.fc1", 4}}),

@@ -73,6 +73,29 @@ def test_adapters_of_peft_act_and_merge_as_there(models, tmp_path, name):
             assert torch.allclose(tensor, expected[key], atol=1e-5), key
 
 
+# What a run goes on from; the other kinds are refused by name.
+TRAINED = {"saved_tied", "saved_tables", "saved_norms", "saved_block", "saved_in_nested", "experts"}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_runs_go_on_from_adapters_of_peft(models, tmp_path, name):
+    kind, config = KINDS[name]
+    adapted = randomized(load(models / kind), config)
+    adapted.save_pretrained(tmp_path / "adapter")
+    rows = write_rows(tmp_path / "rows.jsonl", [{"input_ids": ROW}])
+    result = heddle("sft", f"model.path={models / kind}", f"data.train={rows}", "train.method=lora", "data.max_length=64",
+                    f"adapter.path={tmp_path / 'adapter'}", "train.max_steps=1", "optim.lr=0", "log.report=false",
+                    f"train.output_dir={tmp_path / 'run'}", check=name in TRAINED)
+    if name not in TRAINED:
+        assert result.returncode == 2
+        assert "heddle export BASE --adapter" in result.stderr, result.stderr
+        return
+    logits = logits_of(adapted, ROW)
+    assert_same(scored(models / kind, tmp_path / "run/final", tmp_path), logits)
+    again = PeftModel.from_pretrained(load(models / kind), tmp_path / "run/final").eval()
+    assert torch.allclose(logits_of(again, ROW), logits, atol=1e-5)
+
+
 def test_targets_without_weights_are_named(models, tmp_path):
     randomized(load(models / "dense_untied"), dict(target_modules=["q_proj", "v_proj"])).save_pretrained(tmp_path / "adapter")
     file = tmp_path / "adapter/adapter_model.safetensors"

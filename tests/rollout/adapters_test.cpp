@@ -6,6 +6,7 @@
 #include <ATen/ops/equal.h>
 #include <ATen/ops/sin.h>
 
+#include <limits>
 #include <map>
 #include <memory>
 #include <string>
@@ -110,6 +111,45 @@ class AdaptersOfRequests : public ::testing::TestWithParam<Kind> {
 
   assembly::ModelOnRanks placed_ = adapted_model(GetParam());
 };
+
+// Strangers share a pass: what is not finite ends alone, and names its own adapter.
+TEST_P(AdaptersOfRequests, WhoseLogitsAreNotFiniteEndAlone) {
+  fill(*placed_.adapters, 0);
+  AdapterSlots slots(placed_, *placed_.adapters, "tenant", 2);
+  Engine engine(placed_, nullptr, {.max_sequences = 8, .tells_failures = true});
+  adapters::LoraSet* const set = slots.free_set(engine);
+  fill(*set, 1);
+  std::string bad;
+  set->visit_parameters([&](nn::Parameter& factor) {
+    if (!bad.empty() || !factor.name().ends_with("lora_B.weight")) return;
+    bad = factor.name();
+    factor.owned().fill_(std::numeric_limits<float>::infinity());
+  });
+  const auto own = slots.publish(engine, *set, 1);
+  const auto base = std::make_shared<const Adapter>(Adapter{"base", 0, nullptr});
+  const Request other = request_of(7, base);
+  const RequestId failing = engine.submit(request_of(5, own));
+  const RequestId goes_on = engine.submit(other);
+  std::map<RequestId, std::string> failures;
+  std::map<RequestId, Completion> completions;
+  while (!engine.is_idle()) {
+    for (Progress& progress : engine.step()) {
+      if (!progress.failure.empty()) failures[progress.id] = progress.failure;
+      if (progress.completion) completions[progress.id] = std::move(*progress.completion);
+    }
+  }
+  ASSERT_EQ(failures.size(), 1u);
+  EXPECT_NE(failures.at(failing).find(bad), std::string::npos) << failures.at(failing);
+  ASSERT_EQ(completions.size(), 1u);
+  expect_as_alone(completions.at(goes_on), other);
+  // Its place is free again.
+  engine.submit(request_of(9, base));
+  EXPECT_EQ(finish(engine).size(), 1u);
+  // Where nobody is told, a step throws.
+  Engine throwing(placed_, nullptr, {.max_sequences = 8});
+  throwing.submit(request_of(5, own));
+  EXPECT_THROW(finish(throwing), ModelError);
+}
 
 TEST_P(AdaptersOfRequests, DoNotSeeEachOther) {
   fill(*placed_.adapters, 0);

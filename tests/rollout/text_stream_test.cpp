@@ -69,6 +69,24 @@ TEST_F(TextStreamTest, EndsWhereTheFirstStopStringBegins) {
   EXPECT_EQ(stream.finish(), "");
 }
 
+TEST_F(TextStreamTest, AStopStringThatMayNotStopIsText) {
+  const std::vector<std::int32_t> ids = tokenizer_->encode("a END b END c");
+  for (std::size_t first = 0; first <= ids.size(); ++first) {
+    TextStream stream(tokenizer_, {"END"});
+    std::string out;
+    for (std::size_t i = 0; i < ids.size(); ++i) out += stream.push(ids[i], i >= first);
+    out += stream.finish();
+    // The first one ends before the middle of the text, the second one before its end.
+    const std::string until =
+        tokenizer_->decode({ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(first)});
+    const std::size_t whole = until.rfind("END");
+    const std::string expected = whole == std::string::npos ? "a "
+                                 : whole < 4                ? "a END b "
+                                                            : "a END b END c";
+    EXPECT_EQ(out, expected) << first;
+  }
+}
+
 TEST_F(TextStreamTest, HoldsBackWhatMayBecomeAStopString) {
   TextStream stream(tokenizer_, {"\n\nUser"});
   std::string out;

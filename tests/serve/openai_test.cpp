@@ -122,6 +122,13 @@ TEST_F(OpenAi, ChatAnswersWithUsage) {
             "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n");
 }
 
+TEST_F(OpenAi, AnAnswerWithoutALimitEndsWithTheContext) {
+  script_ = "many words that are not said";
+  const Json answer =
+      Json::parse(body_of(post("/v1/completions", {{"prompt", std::vector<int>(2047, 5)}})));
+  EXPECT_TRUE(answer.contains("choices")) << answer;
+}
+
 TEST_F(OpenAi, StreamAddsUpToTheWholeAnswer) {
   const auto found = events(
       "/v1/chat/completions",
@@ -347,6 +354,11 @@ TEST_F(OpenAi, FaultsNameTheField) {
   EXPECT_THAT(chat_refusal({{"messages", {{{"role", "user"}, {"content", image}}}}}),
               HasSubstr("400 \"messages[0].content[0].type\""));
   EXPECT_THAT(chat_refusal({{"max_tokens", 5000}}), HasSubstr("maximum context length is 2048"));
+  EXPECT_THAT(refusal("/v1/completions", {{"prompt", std::vector<int>(2048, 5)}}),
+              HasSubstr("the prompt has 2048, and 1 more"));
+  EXPECT_THAT(
+      refusal("/v1/completions", {{"prompt", std::vector<std::vector<int>>(40, {5})}, {"n", 128}}),
+      HasSubstr("5120 samples are asked for"));
   EXPECT_THAT(chat_refusal({{"n", 0}}), HasSubstr("400 \"n\""));
   EXPECT_THAT(chat_refusal({{"stop", {"a", ""}}}), HasSubstr("400 \"stop\""));
   EXPECT_THAT(chat_refusal({{"logit_bias", {{"999999", 1}}}}),

@@ -84,6 +84,7 @@ class RecordingBackend final : public Backend {
   void drop_gradients(tenants::SetId id, bool refuses_step) override {
     sets_.at(id) = {sets_.at(id).weights, 0, refuses_step};
   }
+  bool is_finite(tenants::SetId) override { return weights_are_finite; }
   void save(tenants::SetId id, const std::filesystem::path& directory,
             tenants::SavedFor purpose) override {
     calls += " save";
@@ -146,7 +147,7 @@ class RecordingBackend final : public Backend {
   }
 
   std::atomic<std::size_t> most_joined = 0;
-  std::atomic<bool> disk_is_full = false;
+  std::atomic<bool> disk_is_full = false, weights_are_finite = true;
   std::string
       calls;  ///< Passes, steps and saves in the order they ran in; to be read when nothing runs.
   std::vector<tenants::SetOptions>

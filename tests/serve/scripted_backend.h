@@ -79,6 +79,7 @@ class ScriptedBackend : public Backend {
     refuse();
   }
   void drop_gradients(tenants::SetId, bool) override { refuse(); }
+  bool is_finite(tenants::SetId) override { refuse(); }
   void save(tenants::SetId, const std::filesystem::path&, tenants::SavedFor) override { refuse(); }
   tenants::SetId load(const std::filesystem::path&, bool) override { refuse(); }
 

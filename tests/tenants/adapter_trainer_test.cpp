@@ -119,6 +119,18 @@ TEST_F(AdapterTrainerTest, AnEntryGoesOnFromAnAdapter) {
               ::testing::HasSubstr("adapter.path"));
 }
 
+TEST_F(AdapterTrainerTest, ChangesSinceTheCheckpointAreNamed) {
+  train("run", 2);
+  EXPECT_THAT(testing::message_of([&] { train("run", 1000, {"model.dtype=float64"}); }),
+              ::testing::HasSubstr("adapter a: the checkpoint of step 2 was written with "
+                                   "model.dtype=float32"));
+  ::testing::internal::CaptureStderr();
+  train("run", 3, {"train.deterministic=true", "adapter.alpha=5"});
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              ::testing::HasSubstr("adapter a: the configuration changed since the checkpoint: "
+                                   "adapter.alpha"));
+}
+
 TEST_F(AdapterTrainerTest, AStoppedRunGoesOnWithTheSameBits) {
   train("whole");
   EXPECT_TRUE(train("halves", 2).stopped);
@@ -274,7 +286,7 @@ TEST_F(AdapterTrainerTest, WrongEntriesAreNamedWithTheirLine) {
   EXPECT_TRUE(refusal("adapters:\n  - {name: a, data: x, rank: many}")
                   .starts_with(file + ":2: adapter.rank: expected"));
   EXPECT_EQ(refusal("adapters:\n  - {name: a}").substr(0, file.size() + 41),
-            file + ": adapter a: required key 'data.train' is");
+            "adapter a: " + file + ": required key 'data.train' is");
   EXPECT_EQ(testing::message_of([&] { config::load(this->file(), settings("x")); }),
             this->file() + ":1: adapters: only heddle sft trains several adapters in one run");
 }

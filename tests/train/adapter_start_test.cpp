@@ -73,9 +73,9 @@ TEST_F(AdapterStart, FactorsOfExpertsComeInBothForms) {
                      {"num_experts_per_tok", 2},
                      {"moe_intermediate_size", 24},
                      {"shared_expert_intermediate_size", 16}});
-  const Words experts = {
-      "model.path=" + (dir_ / "moe").string(), "adapter.rank=2", "adapter.targets=[]",
-      "adapter.target_parameters=[mlp.experts.gate_up_proj, experts.down_proj]"};
+  const Words experts = {"model.path=" + (dir_ / "moe").string(), "adapter.rank=2",
+                         "adapter.targets=[]",
+                         "adapter.target_parameters=[mlp.experts.gate_up_proj, experts.down_proj]"};
   const std::string model = experts.front();
   expect_same("pairs", trained("pairs", experts), {model});
   Words shared = experts;
@@ -138,9 +138,9 @@ TEST_F(AdapterStart, RefusesWhatWouldBeLostOrIsSaidTwice) {
   EXPECT_THAT(refusal(from, {"adapter.rslora=true"}), HasSubstr("adapter.rslora: is true"));
   EXPECT_THAT(refusal(from, {"adapter.targets=[q_proj]"}),
               ::testing::AllOf(HasSubstr("leave"), HasSubstr("v_proj")));
-  EXPECT_THAT(refusal(from, {"adapter.modules_to_save=[embed_tokens]"}),
-              ::testing::AllOf(HasSubstr("adapter.modules_to_save: leaves out"),
-                               HasSubstr("norm.weight")));
+  EXPECT_THAT(
+      refusal(from, {"adapter.modules_to_save=[embed_tokens]"}),
+      ::testing::AllOf(HasSubstr("adapter.modules_to_save: leaves out"), HasSubstr("norm.weight")));
   EXPECT_THAT(refusal(from, {"adapter.shared_expert_factors=true"}),
               HasSubstr("adapter.shared_expert_factors: is of adapters on experts"));
   EXPECT_THAT(refusal(from, {"train.method=full"}), HasSubstr("needs train.method lora"));

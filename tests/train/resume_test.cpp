@@ -63,6 +63,76 @@ TEST_F(TrainerTest, AnEarlyStopIsAnEndAsWell) {
                      "optim.lr=1e-30", "train.early_stop_patience=1"});
   EXPECT_EQ(train_until(stops_early, 1000).steps, 4);
   EXPECT_EQ(train_until(stops_early, 1000).steps, 4);
+  // Killed before its result was written, it owes that and no further step.
+  const std::string result = weights("run");
+  fs::remove_all(dir_ / "run/final");
+  EXPECT_EQ(train_until(stops_early, 1000).steps, 4);
+  EXPECT_EQ(weights("run"), result);
+}
+
+TEST_F(TrainerTest, StepsOfAnotherSizeEndWhereTheRowsDo) {
+  const auto run = [&](const std::string& name, const char* size, std::int64_t stop) {
+    std::vector<std::string> words = {"train.epochs=1", "optim.schedule=cosine",
+                                      std::string("train.global_batch_size=") + size};
+    words.insert(words.begin(), "data.packing=false");
+    config::RunConfig read = config(name, words);
+    read.train.max_steps = 0;
+    return train_until(read, stop).steps;
+  };
+  // 300 rows: 4 x 6 of them, then 46 x 6.
+  EXPECT_EQ(run("small", "6", 4), 4);
+  EXPECT_EQ(run("small", "12", 1000), 4 + 23);
+  EXPECT_EQ(run("large", "12", 4), 4);
+  EXPECT_EQ(run("large", "6", 1000), 4 + 42);
+}
+
+TEST_F(TrainerTest, AnotherOptimizerThanTheCheckpointsIsNamed) {
+  train_until(config("run", {"train.freeze=['*layers.0.*']"}), 3);
+  const auto refusal = [&](std::vector<std::string> more, bool is_frozen = true) {
+    if (is_frozen) more.insert(more.begin(), "train.freeze=['*layers.0.*']");
+    return testing::message_of([&] { train_until(config("run", more), 1000); });
+  };
+  EXPECT_THAT(refusal({"optim.name=sgd"}),
+              ::testing::HasSubstr("written with optim.name=adamw, and this run has sgd"));
+  EXPECT_THAT(refusal({"optim.name=muon"}), ::testing::HasSubstr("set optim.name=adamw"));
+  EXPECT_THAT(refusal({"optim.state_dtype=int8"}),
+              ::testing::HasSubstr("written with optim.state_dtype=float32"));
+  EXPECT_THAT(refusal({}, /*is_frozen=*/false),
+              ::testing::HasSubstr("set train.freeze, adapter.targets"));
+}
+
+TEST_F(TrainerTest, TheBestOfAnotherMetricIsNotTheBest) {
+  std::ofstream rows(dir_ / "classes.jsonl");
+  for (int i = 0; i < 60; ++i)
+    rows << nlohmann::json{{"text", "row " + std::to_string(i)}, {"label", i % 2 ? "a" : "b"}}
+         << "\n";
+  rows.close();
+  const std::string data = (dir_ / "classes.jsonl").string();
+  const auto run = [&](const char* metric, const char* steps) {
+    std::vector<std::string> command = {"sft"};
+    for (const std::string& argument :
+         arguments("run", {"data.train=" + data, "data.eval=" + data, "model.head=classify",
+                           "train.eval_every=1", "ckpt.keep_best=true", "ckpt.keep_last=1",
+                           std::string("eval.metric=") + metric, "optim.schedule=constant",
+                           std::string("train.max_steps=") + steps, "optim.warmup_steps=0"}))
+      command.push_back(argument);
+    EXPECT_EQ(run_cli(command), 0);
+  };
+  run("accuracy", "2");
+  run("loss", "6");
+  double least = 1e9;
+  std::int64_t best = 0;
+  for (std::istringstream lines(files::read(dir_ / "run/metrics.jsonl")); !lines.eof();) {
+    std::string line;
+    std::getline(lines, line);
+    if (line.empty()) continue;
+    const auto row = nlohmann::json::parse(line);
+    if (row.at("step") <= 2 || !row.contains("eval_loss") || row["eval_loss"] >= least) continue;
+    least = row["eval_loss"];
+    best = row["step"];
+  }
+  ASSERT_GT(best, 2);
+  EXPECT_TRUE(fs::exists(dir_ / fmt::format("run/checkpoints/step-{:08}", best))) << best;
 }
 
 TEST_F(TrainerTest, TheCheckpointOfAnotherMethodIsNamed) {

@@ -87,6 +87,24 @@ std::int64_t steps_for(std::int64_t rows, std::int64_t global_batch_size) {
   return (rows + global_batch_size - 1) / global_batch_size;
 }
 
+/// Steps of a whole run of which `taken` are made and whose next row is `row` of epoch `epoch`,
+/// with the batches of the options; max_steps bounds it. `plan`: of that epoch.
+std::int64_t total_steps(const Dataset& dataset, const LoaderOptions& options,
+                         const EpochPlan& plan, std::int64_t epoch, std::int64_t row,
+                         std::int64_t taken) {
+  const std::int64_t bound = options.max_steps;
+  if (options.epochs == 0) return bound;
+  std::int64_t total = taken;
+  const std::int64_t size = options.global_batch_size;
+  if (epoch < options.epochs)
+    total += steps_for(std::max<std::int64_t>(plan.rows() - row, 0), size);
+  for (std::int64_t e = epoch + 1; e < options.epochs && (bound == 0 || total < bound); ++e) {
+    // Another shuffle packs into another number of rows.
+    total += steps_for(options.packing ? EpochPlan(dataset, options, e).rows() : plan.rows(), size);
+  }
+  return bound > 0 ? std::min(total, bound) : total;
+}
+
 LoaderInfo describe(const Dataset& dataset, const LoaderOptions& options, const EpochPlan& first) {
   LoaderInfo info;
   info.sequences_per_epoch = first.sequences();
@@ -104,20 +122,7 @@ LoaderInfo describe(const Dataset& dataset, const LoaderOptions& options, const 
   if (options.packing) {
     info.packing_efficiency = tokens / (rows * static_cast<double>(options.max_length));
   }
-  const std::int64_t bound = options.max_steps;
-  if (options.epochs == 0) {
-    info.total_steps = bound;
-  } else if (!options.packing) {
-    info.total_steps = info.steps_per_epoch * options.epochs;
-  } else {
-    // Another shuffle packs into another number of rows.
-    info.total_steps = info.steps_per_epoch;
-    for (std::int64_t e = 1; e < options.epochs && (bound == 0 || info.total_steps < bound); ++e) {
-      info.total_steps +=
-          steps_for(EpochPlan(dataset, options, e).rows(), options.global_batch_size);
-    }
-  }
-  if (bound > 0) info.total_steps = std::min(info.total_steps, bound);
+  info.total_steps = total_steps(dataset, options, first, 0, 0, 0);
   return info;
 }
 
@@ -294,7 +299,11 @@ void Loader::seek(const nlohmann::json& cursor) {
                            text::join(differences, "; "));
   }
   producer_.reset();
-  producer_ = std::make_unique<Producer>(*dataset_, options_, nullptr, position);
+  // Steps before may have had batches of another size.
+  auto plan = std::make_shared<const EpochPlan>(*dataset_, options_, position.epoch);
+  info_.total_steps =
+      total_steps(*dataset_, options_, *plan, position.epoch, position.row, position.step);
+  producer_ = std::make_unique<Producer>(*dataset_, options_, std::move(plan), position);
 }
 
 EvaluationLoader::EvaluationLoader(std::shared_ptr<const Dataset> dataset, Options options)

@@ -39,6 +39,7 @@ class Backend {
   virtual std::vector<tenants::StepResult> optim_steps(
       std::span<const tenants::SetUpdate> updates) = 0;
   virtual void drop_gradients(tenants::SetId set, bool refuses_step) = 0;
+  virtual bool is_finite(tenants::SetId set) = 0;
   virtual void save(tenants::SetId set, const std::filesystem::path& directory,
                     tenants::SavedFor purpose) = 0;
   virtual tenants::SetId load(const std::filesystem::path& directory, bool with_optimizer) = 0;
@@ -56,6 +57,8 @@ class Backend {
     GenerationId id = 0;
     std::optional<GeneratedToken> token;
     std::optional<GenerationResult> result;  ///< All samples are there; the generation has ended.
+    std::string failure = {};                ///< Why it ended without a result.
+    bool is_users = false;                   ///< The failure is of the client's own adapter.
   };
   /// Throws DataError for a request that the model does not take.
   virtual GenerationId submit(const Generation& generation) = 0;

@@ -35,6 +35,7 @@ assembly::ModelOnRanks placed_model(const EngineBackendOptions& options) {
 
 rollout::EngineOptions engine_options(const EngineBackendOptions& options) {
   rollout::EngineOptions engine;
+  engine.tells_failures = true;
   engine.max_sequences = options.max_sequences;
   engine.capacity = options.max_context;
   engine.caches = config_of(options).rollout.caches;
@@ -104,6 +105,7 @@ class EngineBackend final : public Backend {
   void drop_gradients(tenants::SetId set, bool refuses_step) override {
     trainer_.drop_gradients(set, refuses_step);
   }
+  bool is_finite(tenants::SetId set) override { return trainer_.is_finite(set); }
   void save(tenants::SetId set, const std::filesystem::path& directory,
             tenants::SavedFor purpose) override {
     trainer_.save(set, directory, purpose);
@@ -130,6 +132,7 @@ class EngineBackend final : public Backend {
     open.first = first;
     open.result.samples.resize(static_cast<std::size_t>(generation.samples));
     open.left = generation.samples;
+    open.has_adapter = generation.weights != nullptr;
     for (std::int64_t i = 0; i < generation.samples; ++i) owner_[first + i] = first;
     open_[first] = std::move(open);
     return first;
@@ -154,6 +157,13 @@ class EngineBackend final : public Backend {
       const auto owner = owner_.find(progress.id);
       if (owner == owner_.end()) continue;
       Open& open = open_.at(owner->second);
+      if (!progress.failure.empty()) {
+        const GenerationId id = open.first;
+        owner_.erase(owner);
+        events.push_back({id, {}, {}, std::move(progress.failure), open.has_adapter});
+        abort(id);
+        continue;
+      }
       if (progress.token)
         events.push_back(
             {open.first,
@@ -186,7 +196,8 @@ class EngineBackend final : public Backend {
  private:
   struct Open {
     rollout::RequestId first;
-    std::int64_t left;  ///< Samples that have not ended.
+    std::int64_t left;         ///< Samples that have not ended.
+    bool has_adapter = false;  ///< The client's own.
     GenerationResult result;
   };
 

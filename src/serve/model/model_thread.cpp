@@ -153,6 +153,14 @@ void ModelThread::step() {
     const auto found = active_.find(event.id);
     if (found == active_.end()) continue;
     if (event.token && found->second.events.on_token) found->second.events.on_token(*event.token);
+    if (!event.failure.empty()) {
+      const auto on_failed = std::move(found->second.events.on_failed);
+      active_.erase(found);
+      --generations_;
+      log::warning("a generation fails: {}", event.failure);
+      on_failed(event.failure, event.is_users);
+      continue;
+    }
     if (!event.result) continue;
     const auto done = std::move(found->second.events.on_done);
     active_.erase(found);

@@ -21,6 +21,9 @@ Reply::~Reply() {
 }
 
 void Reply::start(std::vector<Generation> generations) {
+  std::int64_t samples = 0;
+  for (const Generation& generation : generations) samples += generation.samples;
+  places_ = service_.samples->take(caller_.tenant, samples);
   generations_ = std::move(generations);
   results_.resize(generations_.size());
   const auto self = shared_from_this();

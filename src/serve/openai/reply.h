@@ -23,7 +23,7 @@ class Reply : public std::enable_shared_from_this<Reply> {
   virtual ~Reply();
 
   /// One generation for each prompt; choices count over prompts, then samples. They begin when the
-  /// model's weights are there.
+  /// model's weights are there. Throws HttpError for more samples than the tenant may have.
   void start(std::vector<Generation> generations);
 
  protected:
@@ -69,7 +69,8 @@ class Reply : public std::enable_shared_from_this<Reply> {
   void end_metering();
 
   Caller caller_;
-  std::shared_ptr<Meter> meter_;  ///< Null: nobody counts.
+  std::shared_ptr<Meter> meter_;    ///< Null: nobody counts.
+  SamplesInFlight::Places places_;  ///< Of its generations.
   Responder responder_;
   std::string id_;
   std::time_t created_ = std::time(nullptr);

@@ -117,7 +117,7 @@ Generation generation_of(const Sampling& sampling, std::vector<std::int32_t> pro
   Generation generation = sampling.generation;
   const std::int64_t left = facts.max_context - std::ssize(prompt);
   generation.max_tokens =
-      sampling.max_tokens.value_or(usual_max_tokens > 0 ? usual_max_tokens : left);
+      sampling.max_tokens.value_or(usual_max_tokens > 0 ? std::min(usual_max_tokens, left) : left);
   if (left < 1 || generation.max_tokens > left) {
     throw ApiError(
         400,

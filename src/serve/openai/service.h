@@ -9,6 +9,7 @@
 #include "serve/metrics/generation_metrics.h"
 #include "serve/model/model_thread.h"
 #include "serve/openai/models.h"
+#include "serve/samples_in_flight.h"
 
 namespace heddle::serve::openai {
 
@@ -19,6 +20,7 @@ struct Service {
   data::Renderer renderer;
   Models models;
   GenerationMetrics metrics;
+  std::shared_ptr<SamplesInFlight> samples = std::make_shared<SamplesInFlight>();
 
   const ModelFacts& facts() const { return model.facts(); }
   /// Form that the template with or without tools lets the model write.

@@ -1,5 +1,9 @@
 #include "serve/tinker/checkpoints.h"
 
+#include <algorithm>
+#include <array>
+#include <set>
+
 #include "base/files.h"
 #include "base/log.h"
 #include "base/quote.h"
@@ -22,13 +26,13 @@ Checkpoint::Kind kind_of(const std::string& segment) {
   return segment == "sampler_weights" ? Checkpoint::Kind::kSampler : Checkpoint::Kind::kExternal;
 }
 
+}  // namespace
+
 void remove_folder(const std::filesystem::path& folder) {
   std::error_code reason;
   std::filesystem::remove_all(folder, reason);
   if (reason) log::error("{}: cannot be removed: {}", folder.string(), reason.message());
 }
-
-}  // namespace
 
 const char* segment_of(Checkpoint::Kind kind) {
   switch (kind) {
@@ -123,7 +127,7 @@ Checkpoint Checkpoints::plan(const std::string& tenant, const std::string& run,
   return made;
 }
 
-void Checkpoints::add(const Checkpoint& checkpoint) {
+std::filesystem::path Checkpoints::add(const Checkpoint& checkpoint) {
   std::filesystem::path replaced;
   {
     Statement old(data_.database(), "SELECT folder FROM checkpoint WHERE path = ?");
@@ -146,7 +150,7 @@ void Checkpoints::add(const Checkpoint& checkpoint) {
       .bind(as_json(checkpoint.options).dump())
       .bind(std::filesystem::relative(checkpoint.folder, data_.path()).string())
       .run();
-  if (!replaced.empty()) remove_folder(replaced);
+  return replaced;
 }
 
 std::vector<Checkpoint> Checkpoints::read(Statement& rows) {
@@ -245,6 +249,30 @@ void Checkpoints::sweep() {
   const std::string sql = selected("WHERE expires < ?");
   Statement rows(data_.database(), sql.c_str());
   for (const Checkpoint& each : read(rows.bind(now_s()))) remove(each);
+}
+
+void Checkpoints::remove_strays() {
+  std::set<std::filesystem::path> known;
+  Statement rows(data_.database(), "SELECT folder FROM checkpoint");
+  while (rows.step()) known.insert(data_.path() / rows.text(0));
+  const auto is_checkpoint = [](const std::string& name) {
+    return std::ranges::any_of(std::array{Checkpoint::Kind::kTraining, Checkpoint::Kind::kSampler,
+                                          Checkpoint::Kind::kExternal},
+                               [&](Checkpoint::Kind kind) {
+                                 return name.starts_with(segment_of(kind) + std::string("-"));
+                               });
+  };
+  std::error_code ignored;
+  for (const auto& tenant :
+       std::filesystem::directory_iterator(data_.path() / "tenants", ignored)) {
+    for (const auto& run : std::filesystem::directory_iterator(tenant.path() / "runs", ignored)) {
+      for (const auto& folder : std::filesystem::directory_iterator(run.path(), ignored)) {
+        if (!is_checkpoint(folder.path().filename()) || known.contains(folder.path())) continue;
+        log::info("{}: no checkpoint has this folder, which is removed", folder.path().string());
+        remove_folder(folder.path());
+      }
+    }
+  }
 }
 
 }  // namespace heddle::serve::tinker

@@ -46,8 +46,10 @@ inline std::string unnamed_name(const std::string& run, std::int64_t number) {
 /// The session that a run belongs to.
 inline std::string session_of(const std::string& run) { return run.substr(0, run.find(':')); }
 
+inline std::string sampler_prefix(const std::string& session) { return session + ":sample:"; }
+
 inline std::string sampler_id(const std::string& session, std::int64_t number) {
-  return fmt::format("{}:sample:{}", session, number);
+  return fmt::format("{}{}", sampler_prefix(session), number);
 }
 
 /// "weights", "sampler_weights", "external_weights"
@@ -64,8 +66,9 @@ class Checkpoints {
   /// name that is none and 409 where one of this name stands and not `overwrite`.
   Checkpoint plan(const std::string& tenant, const std::string& run, Checkpoint::Kind kind,
                   const std::string& name, bool overwrite);
-  /// Enters one whose folder has been written; one of its name that stood before goes.
-  void add(const Checkpoint& checkpoint);
+  /// Enters one whose folder has been written. Returns the folder of one of its name that stood
+  /// before, "" if none did, which is to be removed once the entry is on the disk.
+  [[nodiscard]] std::filesystem::path add(const Checkpoint& checkpoint);
 
   /// The checkpoint of a path if the tenant may read it. Throws HttpError 404, also for one of
   /// somebody else.
@@ -85,6 +88,9 @@ class Checkpoints {
   void set_expiry(const Checkpoint& checkpoint, std::optional<double> expires);
   /// Removes those that have expired.
   void sweep();
+  /// Removes folders that no checkpoint has: of saves that a server before this one did not enter,
+  /// and of those that they replaced. Nothing is being saved.
+  void remove_strays();
 
  private:
   std::vector<Checkpoint> read(Statement& rows);
@@ -99,6 +105,9 @@ std::optional<double> expiry_of(const Fields& fields);
 /// Makes a folder of the same files, which never change: no bytes are copied. Throws
 /// filesystem_error and FileError.
 void link_folder(const std::filesystem::path& from, const std::filesystem::path& to);
+
+/// Removes a folder with all that lies in it; says so where that cannot be done.
+void remove_folder(const std::filesystem::path& folder);
 
 /// Bytes of the files in a folder.
 std::int64_t folder_bytes(const std::filesystem::path& folder);

@@ -178,6 +178,12 @@ tenants::AdamParams read_adam(const Fields& fields) {
   adam.grad_clip_norm = params.number("grad_clip_norm", adam.grad_clip_norm);
   for (const char* name : {"learning_rate", "eps", "weight_decay", "grad_clip_norm"})
     if (params.number(name, 0) < 0) params.refuse(name, "0 or more");
+  // The step computes in float32. An epsilon that is zero there divides zero by zero.
+  for (const char* name : {"learning_rate", "weight_decay", "grad_clip_norm"})
+    if (params.number(name, 0) > std::numeric_limits<float>::max())
+      params.refuse(name, "a number that float32 holds");
+  if (adam.eps < std::numeric_limits<float>::min() || adam.eps > std::numeric_limits<float>::max())
+    params.refuse("eps", "a number above 0 that float32 holds (1.2e-38 at least)");
   for (const char* name : {"beta1", "beta2"})
     if (const double beta = params.number(name, 0.5); beta < 0 || beta >= 1)
       params.refuse(name, "at least 0, below 1");

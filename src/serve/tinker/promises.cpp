@@ -139,7 +139,7 @@ void Promises::tell(const std::string& id, const Outcome& outcome) {
   entry.cursor = next_cursor();
   entry.on_cancel = nullptr;
   entry.queue_state = nullptr;
-  for (const Poll& poll : std::exchange(entry.polls, {})) give(outcome, poll);
+  for (const Poll& poll : std::exchange(entry.polls, {})) give(entry, poll);
   const std::string owner = entry.owner;
   const std::int64_t seq = entry.seq;
   auto& waiting = owner_polls_[owner];
@@ -206,14 +206,24 @@ void Promises::drain() {
   }
 }
 
+void Promises::forget_samples(const std::string& owners) {
+  std::vector<std::string> over;
+  for (const auto& [id, entry] : entries_) {
+    if (entry.is_finished && !entry.is_durable && entry.owner.starts_with(owners))
+      over.push_back(id);
+  }
+  for (const std::string& id : over) erase(id);
+}
+
 void Promises::sweep() {
   const double oldest = now_s() - options_.kept_s;
   std::vector<std::string> old;
   for (const auto& [id, entry] : entries_) {
     // Outcomes that are on the disk need not stay here as well.
     const double kept_s = entry.is_durable ? options_.poll_s : options_.kept_s;
-    if (entry.is_finished && static_cast<double>(entry.cursor) * 1e-6 < now_s() - kept_s)
-      old.push_back(id);
+    const bool is_old = static_cast<double>(entry.cursor) * 1e-6 < now_s() - kept_s;
+    const bool was_fetched = entry.fetched > 0 && entry.fetched < now_s() - options_.fetched_s;
+    if (entry.is_finished && (is_old || was_fetched)) old.push_back(id);
   }
   for (const std::string& id : old) erase(id);
   Statement(database_, "DELETE FROM request WHERE state > 0 AND finished < ? AND body = x''")

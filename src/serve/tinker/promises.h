@@ -51,6 +51,7 @@ class Promises {
     double poll_s = 25;                    ///< A poll is held so long at most.
     std::size_t metadata_bytes = 1 << 20;  ///< Larger results are announced before they are sent.
     double kept_s = 24 * 3600;             ///< An outcome that nobody fetches.
+    double fetched_s = 300;  ///< A sample's that was fetched, as its client may ask again.
   };
   Promises(Server& server, Database& database, const Options& options);
 
@@ -106,6 +107,9 @@ class Promises {
   void retrieve_many(const Request& request, const Responder& responder);
   void cancel(const Request& request, const Responder& responder);
 
+  /// Forgets outcomes of samples of owners whose names begin so.
+  void forget_samples(const std::string& owners);
+
   /// Polls are answered at once from here on.
   void drain();
   /// Forgets outcomes that are too old.
@@ -124,6 +128,7 @@ class Promises {
     bool is_durable = true, is_finished = false;
     Outcome outcome = {};
     std::int64_t cursor = 0;  ///< Time of the end, among its owner's; microseconds.
+    double fetched = 0;       ///< Time at which the outcome was sent; 0: not yet.
     std::vector<Poll> polls = {};
     std::function<void()> on_cancel = {};
     std::function<QueueState()> queue_state = {};  ///< Empty: active.
@@ -139,7 +144,8 @@ class Promises {
   /// Reads the entry of a place, if the database has one.
   void load_place(const std::string& owner, std::int64_t seq);
   void load(const std::string& id);
-  void give(const Outcome& outcome, const Poll& poll) const;
+  /// Sends the entry's outcome, or says how large it is.
+  void give(Entry& entry, const Poll& poll) const;
   /// Answer to a poll whose promise has no outcome.
   std::string try_again(const std::string& id) const;
   std::string completions(const std::string& owner, const OwnerPoll& poll);

@@ -18,12 +18,16 @@ constexpr std::int64_t kCloneStride =
 
 }  // namespace
 
-void Promises::give(const Outcome& outcome, const Poll& poll) const {
+void Promises::give(Entry& entry, const Poll& poll) const {
+  const Outcome& outcome = entry.outcome;
   if (outcome.is_proto() && poll.allows_metadata &&
       outcome.bytes.size() > options_.metadata_bytes) {
     poll.responder.answer(200, dump({{"status", "complete_metadata"},
                                      {"response_payload_size", outcome.bytes.size()}}));
-  } else if (outcome.is_proto() && !poll.takes_proto) {
+    return;
+  }
+  entry.fetched = now_s();
+  if (outcome.is_proto() && !poll.takes_proto) {
     poll.responder.answer(200, outcome.form == Outcome::Form::kSample
                                    ? sample_as_json(outcome.bytes)
                                    : forward_backward_as_json(outcome.bytes));
@@ -55,7 +59,7 @@ void Promises::retrieve(const Request& request, const Responder& responder) {
       request.header("accept").find("application/x-protobuf") != std::string_view::npos;
   const Poll poll{next_poll_++, responder, takes_proto,
                   fields.boolean("allow_metadata_only", false)};
-  if (entry->is_finished) return give(entry->outcome, poll);
+  if (entry->is_finished) return give(*entry, poll);
   if (is_draining_) return responder.answer(200, try_again(id));
   entry->polls.push_back(poll);
   const auto leave = [this, id, number = poll.number] {

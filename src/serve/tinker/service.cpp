@@ -123,6 +123,7 @@ void Service::serve() {
   for (const char* path : {"sessions/{id}/trace_export", "billing/{more+}", "auth/apikey",
                            "training_runs/{run}/checkpoints/{id+}/archive"})
     route("GET", path, "", &Service::not_built);
+  checkpoints_.remove_strays();
   restore();
   server_.post_after(options_.tick_s, [this] { tick(); });
 }

@@ -17,6 +17,7 @@
 #include "serve/metrics/generation_metrics.h"
 #include "serve/model/model_thread.h"
 #include "serve/model/wants_weights.h"
+#include "serve/samples_in_flight.h"
 #include "serve/store/audit.h"
 #include "serve/store/data_directory.h"
 #include "serve/tinker/checkpoints.h"
@@ -33,7 +34,8 @@ struct ServiceOptions {
   double session_timeout_s = 1800;  ///< Without a heart-beat.
   double tick_s = 10;               ///< Between looks at what has been silent or kept for too long.
   std::int64_t sessions_per_tenant = 1000;
-  std::int64_t samples_in_flight = 4096;  ///< For one tenant.
+  /// Shared with the other APIs of a server.
+  std::shared_ptr<SamplesInFlight> samples = std::make_shared<SamplesInFlight>();
   std::int64_t max_rank = 256;
   bool shared_expert_factors = true;    ///< New runs have them, see tenants::SetOptions.
   std::size_t adapters_in_memory = 64;  ///< That samplers read; the others wait on the disk.
@@ -253,7 +255,6 @@ class Service {
   std::vector<Submitted> submitted_;  ///< Requests that are promised together.
   std::unordered_set<std::string> submitted_runs_;
   std::map<std::string, double> beats_;  ///< For living sessions.
-  std::map<std::string, std::int64_t> samples_in_flight_;
   KeptWeights weights_;
   std::map<std::string, std::vector<WantsWeights>> loading_;  ///< By the checkpoint's folder.
   std::string download_key_ = random_hex(32);  ///< Signs addresses until the server ends.

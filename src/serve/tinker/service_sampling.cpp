@@ -196,13 +196,9 @@ void Service::sample(const Request& request, const Responder& responder) {
     if (path && !unnamed) checkpoint = checkpoints_.find(*path, tenant);
     Promises::Submission submission{tenant, owner, seq, "asample", sha256_hex(request.body)};
     submission.is_durable = false;
+    const auto places = std::make_shared<SamplesInFlight::Places>();
     const auto promise = promises_.make(submission, [&](const std::string& id) {
-      if (samples_in_flight_[tenant] + asked->generation.samples > options_.samples_in_flight)
-        throw HttpError(429,
-                        fmt::format("{} samples of this key's tenant are under way, which is "
-                                    "the limit",
-                                    samples_in_flight_[tenant]),
-                        1);
+      *places = options_.samples->take(tenant, asked->generation.samples);
       json ids = json::array();
       for (std::int64_t i = 0; i < asked->generation.samples; ++i)
         ids.push_back(fmt::format("{}-{}", id, i));
@@ -210,20 +206,25 @@ void Service::sample(const Request& request, const Responder& responder) {
     });
     responder.answer(200, promise.answer);
     if (!promise.is_new) return;
-    samples_in_flight_[tenant] += asked->generation.samples;
     if (request.meter)
       request.meter->add_tokens(Meter::Tokens::kRead, std::ssize(asked->generation.prompt));
-    const auto finish = [this, tenant, asked, id = promise.id,
+    const auto is_over = std::make_shared<bool>(false);
+    // A cancellation may meet the end that is on its way: the first of them counts.
+    const auto finish = [this, places, is_over, id = promise.id,
                          meter = request.meter](const Outcome& outcome) {
+      if (std::exchange(*is_over, true)) return;
       if (meter) meter->finish();
-      if (auto& count = samples_in_flight_[tenant]; (count -= asked->generation.samples) == 0)
-        samples_in_flight_.erase(tenant);
+      places->reset();
       promises_.finish(id, outcome);
     };
+    const auto cancelled = Outcome::failure("cancelled by the client", "user");
+    // Until its weights are there nothing runs that were to be stopped.
+    promises_.on_cancel(promise.id, [finish, cancelled] { finish(cancelled); });
     const auto begun = std::make_shared<std::atomic<bool>>(false);
     promises_.on_wait(promise.id, [this, begun] { return queue_state(*begun); });
-    const auto start = [this, asked, finish, begun, meter = request.meter,
+    const auto start = [this, asked, finish, is_over, begun, cancelled, meter = request.meter,
                         id = promise.id](std::shared_ptr<const SamplerWeights> weights) {
+      if (*is_over) return;
       Generation generation = asked->generation;
       generation.weights = std::move(weights);
       const GenerationId own = model_.generate(
@@ -242,9 +243,9 @@ void Service::sample(const Request& request, const Responder& responder) {
                finish(Outcome::failure(message, is_users ? "user" : "server"));
              });
            }});
-      promises_.on_cancel(id, [this, own, finish] {
+      promises_.on_cancel(id, [this, own, finish, cancelled] {
         model_.cancel(own);
-        finish(Outcome::failure("cancelled by the client", "user"));
+        finish(cancelled);
       });
     };
     if (checkpoint) {

@@ -116,6 +116,7 @@ void Service::finish_session(const Request& request, const Responder& responder)
 void Service::end_session(const std::string& session, const std::string& reason) {
   beats_.erase(session);
   weights_.forget_session(session);
+  promises_.forget_samples(sampler_prefix(session));
   std::vector<std::pair<std::string, std::string>> runs;
   Statement rows(data_.database(), "SELECT id, tenant FROM run WHERE session = ? AND is_live = 1");
   rows.bind(session);

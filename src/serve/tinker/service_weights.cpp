@@ -61,6 +61,7 @@ void Service::save(const Request& request, const Responder& responder, const Fie
   const auto expires = expiry_of(fields);
   // The name is looked up when its turn comes: an earlier save of the queue may take it.
   auto planned = std::make_shared<Checkpoint>();
+  auto replaced = std::make_shared<std::filesystem::path>();
   Operation operation;
   operation.seq = seq > 0 ? seq : -1;
   operation.kind = fmt::format("save_{}", segment_of(kind));
@@ -70,23 +71,31 @@ void Service::save(const Request& request, const Responder& responder, const Fie
     *planned = checkpoints_.plan(tenant, run, kind, name, overwrite);
   };
   operation.act = [planned, kind](Backend& backend, tenants::SetId set) {
+    if (!backend.is_finite(set))
+      throw UserError(
+          "the run's weights hold NaN or infinity, and nothing is saved: load an earlier "
+          "checkpoint into a new run, and take smaller steps");
     backend.save(set, planned->folder, purpose_of(kind));
     planned->bytes = folder_bytes(planned->folder);
     return Outcome();
   };
-  operation.then = [this, planned, options, metadata, expires, answer,
+  operation.then = [this, planned, replaced, options, metadata, expires, answer,
                     caller = request.caller](Outcome& outcome) {
     if (outcome.is_failed) return;
     planned->options = options;
     planned->metadata = metadata;
     planned->expires = expires;
-    checkpoints_.add(*planned);
+    *replaced = checkpoints_.add(*planned);
     audit_.note(caller, "checkpoint_save", planned->path);
     try {
       outcome = Outcome::json(answer(*planned));
     } catch (const HttpError& error) {
       outcome = Outcome::failure(error.what(), "user");
     }
+  };
+  // Not before: a crash would leave an entry without its folder.
+  operation.after = [replaced] {
+    if (!replaced->empty()) remove_folder(*replaced);
   };
   submit(request, responder, run, std::move(operation));
 }
@@ -188,6 +197,26 @@ Request Service::as_kept(Request request, const std::string& reader) {
   return request;
 }
 
+namespace {
+
+/// What clients are told of a run stays true.
+void require_same_form(const tenants::SetOptions& run, const Checkpoint& checkpoint) {
+  const tenants::SetOptions& saved = checkpoint.options;
+  if (run.rank == saved.rank && run.attn == saved.attn && run.mlp == saved.mlp &&
+      run.unembed == saved.unembed)
+    return;
+  const auto shown = [](const tenants::SetOptions& options) {
+    return fmt::format("rank {}, train_attn {}, train_mlp {}, train_unembed {}", options.rank,
+                       options.attn, options.mlp, options.unembed);
+  };
+  throw_http(400,
+             "{} has {}, and the run {}: make a run as the checkpoint is, or load it with "
+             "session_id",
+             checkpoint.path, shown(saved), shown(run));
+}
+
+}  // namespace
+
 void Service::load_weights(const Request& asked, const Responder& responder) {
   // A request from before a restart has kReader, and was looked at then.
   const Fields fields(asked.body, asked.is_replay ? known::kAny : known::kLoadWeights);
@@ -214,7 +243,7 @@ void Service::load_weights(const Request& asked, const Responder& responder) {
     if (fields.find(name) != nullptr)
       fields.refuse(name, "nothing beside model_id; give session_id to make a run");
   const std::string run = fields.text("model_id");
-  require_run(request, run);
+  require_same_form(require_run(request, run), checkpoint);
   const std::int64_t seq = fields.integer("seq_id", 0);
   if (seq > 1)
     throw HttpError(400, "weights are loaded into a run as its first request only: make a new run");
