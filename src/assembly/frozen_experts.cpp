@@ -1,6 +1,7 @@
 #include "assembly/frozen_experts.h"
 
 #include <algorithm>
+#include <array>
 #include <string>
 
 #include "base/errors.h"
@@ -47,13 +48,16 @@ bool multiplies_no_eight_bits(const std::string& kernel) {
 }
 
 /// Names the experts that no form but as_loaded keeps; empty: those of the recipe may be kept.
-std::string why_as_loaded(const ModelRecipe& recipe, c10::ScalarType dtype,
+std::string why_as_loaded(const ModelRecipe& recipe, c10::ScalarType dtype, const comm::Mesh& mesh,
                           bool is_job_of_several_ranks) {
   // Training writes a model or a change of its experts from their weights.
   if (!std::get<NewAdapters>(recipe.adapters).target_parameters.empty())
     return "that have adapters (adapter.target_parameters)";
   if (trains_experts(recipe)) return "that are trained (adapter.modules_to_save)";
-  if (is_job_of_several_ranks) return "in a job of several ranks";
+  if (!has_whole_experts(mesh)) return "that ranks divide (parallel.tp, cp, fsdp, ep)";
+  // Other ranks would answer with other experts than these.
+  if (recipe.generates && is_job_of_several_ranks)
+    return "of a run that generates, in a job of several ranks,";
   if (dtype != c10::ScalarType::BFloat16)
     return fmt::format("in {} (model.dtype)", runtime::dtype_name(dtype));
   return "";
@@ -61,8 +65,14 @@ std::string why_as_loaded(const ModelRecipe& recipe, c10::ScalarType dtype,
 
 }  // namespace
 
+bool has_whole_experts(const comm::Mesh& mesh) {
+  using comm::Dim;
+  return std::ranges::all_of(std::array{Dim::kTp, Dim::kCp, Dim::kFsdp, Dim::kEp},
+                             [&](Dim dim) { return mesh.size(dim) == 1; });
+}
+
 void require_frozen_experts(const ModelRecipe& recipe, c10::ScalarType dtype,
-                            bool is_job_of_several_ranks) {
+                            const comm::Mesh& mesh, bool is_job_of_several_ranks) {
   const auto& named = recipe.kernels.named;
   const auto form = named.find(ops::FrozenExperts::kName);
   if (form == named.end()) return;
@@ -77,7 +87,7 @@ void require_frozen_experts(const ModelRecipe& recipe, c10::ScalarType dtype,
     throw_error<ConfigError>("kernels.frozen_experts: expected {} or {}, found '{}'",
                              kExpertsAsLoaded, kExpertsInEightBits, form->second);
   }
-  if (const std::string which = why_as_loaded(recipe, dtype, is_job_of_several_ranks);
+  if (const std::string which = why_as_loaded(recipe, dtype, mesh, is_job_of_several_ranks);
       !which.empty()) {
     throw_error<ConfigError>(
         "kernels.frozen_experts: experts {} are kept by '{}' alone, not by '{}'; leave the key out",
@@ -91,10 +101,12 @@ void require_frozen_experts(const ModelRecipe& recipe, c10::ScalarType dtype,
       products->second);
 }
 
-bool may_keep_frozen_experts(const ModelRecipe& recipe, const comm::Mesh& mesh) {
+bool may_keep_frozen_experts(const ModelRecipe& recipe, const comm::Mesh& mesh,
+                             bool is_job_of_several_ranks) {
   const auto* adapters = std::get_if<NewAdapters>(&recipe.adapters);
   return trains(recipe.purpose) && adapters != nullptr && adapters->target_parameters.empty() &&
-         recipe.saved_whole.empty() && !mesh.world() &&
+         recipe.saved_whole.empty() && has_whole_experts(mesh) &&
+         !(recipe.generates && is_job_of_several_ranks) &&
          !recipe.kernels.named.contains("moe_experts");
 }
 
@@ -112,6 +124,7 @@ void keep_frozen_experts(const ModelRecipe& recipe, ModelOnRanks& placed) {
   for (const auto& layer : placed.model->layers()) {
     layer->visit_expert_weights([&](nn::ExpertWeights& weights) {
       nn::Parameter& parameter = weights.weight();
+      if (!parameter.is_held()) return;  // another stage's
       lay(parameter.value());
       parameter.release_memory();
       parameter.set_held(false);

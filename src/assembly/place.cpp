@@ -45,7 +45,7 @@ std::unique_ptr<Model> make_model(const ModelRecipe& recipe, const runtime::Cont
       (options.duties.generates && !std::holds_alternative<std::monostate>(recipe.adapters));
   options.auxiliary_loss = recipe.auxiliary_loss;
   options.kernel_policy = recipe.kernels;
-  if (!may_keep_frozen_experts(recipe, context.mesh))
+  if (!may_keep_frozen_experts(recipe, context.mesh, context.mesh.world() != nullptr))
     options.kernel_policy.wishes.erase(ops::FrozenExperts::kName);
   options.context_method = recipe.context_method;
   return std::make_unique<Model>(recipe.config, recipe.prefix, context, options);
@@ -132,7 +132,7 @@ std::unique_ptr<parallel::Pipeline> make_pipeline(const ModelRecipe& recipe, Mod
 
 ModelOnRanks place(const ModelRecipe& recipe, const runtime::Context& context) {
   check_layout(recipe, context.mesh);
-  require_frozen_experts(recipe, context.dtype, context.mesh.world() != nullptr);
+  require_frozen_experts(recipe, context.dtype, context.mesh, context.mesh.world() != nullptr);
   require_same_files(recipe, context.mesh);
   if (runs(recipe) && recipe.head == Head::kEmbed && recipe.source)
     ckpt::require_last_token_embeddings(recipe.source->path());

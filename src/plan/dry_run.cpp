@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "assembly/from_config.h"
+#include "assembly/frozen_experts.h"
 #include "assembly/model_on_ranks.h"
 #include "assembly/model_units.h"
 #include "assembly/rank_memory.h"
@@ -37,7 +38,8 @@ class DryRun {
  public:
   DryRun(const config::RunConfig& config, const models::Config& model, std::int64_t world)
       : config_(config), model_(model), world_(world) {
-    report_.has_eight_bit_experts = world == 1 && keeps_experts_in_eight_bits(config, model);
+    report_.has_eight_bit_experts = assembly::has_whole_experts(mesh_of(config, world, 0)) &&
+                                    keeps_experts_in_eight_bits(config, model, world > 1);
   }
 
   DryRunReport run() {
@@ -90,6 +92,7 @@ class DryRun {
   static double saved_by_eight_bits(models::Model& model) {
     double saved = 0;
     model.visit_expert_weights([&](nn::ExpertWeights& weights) {
+      if (!weights.weight().is_held()) return;
       const at::Tensor& value = weights.weight().value();
       saved += static_cast<double>(value.nbytes()) - as_double(value.numel()) -
                4 * as_double(value.size(0));

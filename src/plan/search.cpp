@@ -87,6 +87,7 @@ class Searcher {
     for (const parallel::Recompute recompute : policies) {
       config.train.recompute = recompute;
       try {
+        require_frozen_experts(config, step_.model, world_);
         consider(StepOnRanks(step_, config, world_), config);
       } catch (const ConfigError& error) {
         // A layout that a run refuses is none.
@@ -198,7 +199,11 @@ std::vector<Proposal> fitting_otherwise(const config::RunConfig& config,
 
 Search search_layouts(const config::RunConfig& config, const models::Config& model,
                       std::int64_t world, const Hardware& hardware, std::size_t count) {
-  require_frozen_experts(config, model, world);
+  // Said of no layout in particular: dp leaves experts whole.
+  config::RunConfig whole = config;
+  whole.parallel = {};
+  whole.parallel.dp.value = world;
+  require_frozen_experts(whole, model, world);
   Search search = Searcher(config, model, world, hardware, count).run();
   if (search.considered == 0 && !search.refusal.empty()) throw ConfigError(search.refusal);
   if (search.considered == 0) {

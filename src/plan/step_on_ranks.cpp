@@ -271,7 +271,8 @@ Memory memory_of(const StepOnRanks& layout, std::int64_t stage_rank, double devi
   const double of_experts = held.experts / expert_shards,
                loaded_blocks = step.element * (held.dense / shards + of_experts);
   // The scale of each expert is not counted.
-  const double by_eight_bits = layout.mesh.world_size() == 1 ? (step.element - 1) * of_experts : 0;
+  const double by_eight_bits =
+      assembly::has_whole_experts(layout.mesh) ? (step.element - 1) * of_experts : 0;
   const double of_adapters =
       step.element * (held.adapters / shards + held.expert_adapters / expert_shards);
   const Blocks blocks = blocks_of(layout, loaded_blocks + of_adapters, held.trained_dense,

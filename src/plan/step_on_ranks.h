@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "assembly/frozen_experts.h"
 #include "comm/mesh.h"
 #include "config/run_config.h"
 #include "ops/context_parallel/plan.h"
@@ -39,7 +40,9 @@ struct StepOnRanks {
     return step->generation && step->generation->is_here ? step->generation->pinned_sets : 0;
   }
   bool has_eight_bit_experts() const {
-    return step->has_eight_bit_experts && mesh.world_size() == 1;
+    return assembly::has_whole_experts(mesh) &&
+           (mesh.world_size() == 1 ? step->has_eight_bit_experts
+                                   : step->has_eight_bit_experts_on_ranks);
   }
   bool has_embedding(std::int64_t stage_rank) const {
     return stage_rank == 0 || (step->has_tied_head() && has_head(stage_rank));

@@ -125,14 +125,16 @@ c10::ScalarType dtype_of(const config::RunConfig& config) {
 
 }  // namespace
 
-bool keeps_experts_in_eight_bits(const config::RunConfig& config, const Config& model) {
+bool keeps_experts_in_eight_bits(const config::RunConfig& config, const Config& model,
+                                 bool is_job_of_several_ranks) {
   if (!model.is_moe() || config.train.method != config::Method::kLora ||
       config.model.dtype != config::Dtype::kBFloat16 || has_rollouts_in_its_job(config))
     return false;
   const auto named = config.kernels.choice.find("frozen_experts");
   if (named != config.kernels.choice.end()) return named->second != assembly::kExpertsAsLoaded;
-  return config.kernels.fp8 && assembly::may_keep_frozen_experts(
-                                   assembly::recipe_of_run(config, model), comm::Mesh::single());
+  return config.kernels.fp8 &&
+         assembly::may_keep_frozen_experts(assembly::recipe_of_run(config, model),
+                                           comm::Mesh::single(), is_job_of_several_ranks);
 }
 
 namespace {
@@ -141,7 +143,7 @@ namespace {
 /// (rl/critic.cpp).
 bool critic_keeps_experts_in_eight_bits(config::RunConfig config, const Config& model) {
   config.adapter.modules_to_save.clear();
-  return keeps_experts_in_eight_bits(config, model);
+  return keeps_experts_in_eight_bits(config, model, /*is_job_of_several_ranks=*/false);
 }
 
 /// Follows from the name of the kernel of linear layers that the configuration asks for.
@@ -203,9 +205,11 @@ void add_policy(Step& step, const config::RunConfig& config, const Config& model
 
 void require_frozen_experts(const config::RunConfig& config, const Config& model,
                             std::int64_t world) {
+  if (!config.kernels.choice.contains("frozen_experts")) return;
   assembly::ModelRecipe recipe = assembly::recipe_of_run(config, model);
   if (assembly::only_generates(config)) recipe.purpose = assembly::Purpose::kGenerate;
-  assembly::require_frozen_experts(recipe, dtype_of(config),
+  const comm::Mesh mesh(assembly::mesh_sizes(config.parallel, world), 0, world, config.parallel.ep);
+  assembly::require_frozen_experts(recipe, dtype_of(config), mesh,
                                    world > 1 || has_rollouts_in_its_job(config));
 }
 
@@ -240,7 +244,8 @@ Step describe_step(const config::RunConfig& config, const Config& model) {
   step.offloads_state = config.optim.offload;
   step.offloads_inputs = config.train.offload_activations;
   step.first_eight_bit_block = first_eight_bit_block(config);
-  step.has_eight_bit_experts = keeps_experts_in_eight_bits(config, model);
+  step.has_eight_bit_experts = keeps_experts_in_eight_bits(config, model, false);
+  step.has_eight_bit_experts_on_ranks = keeps_experts_in_eight_bits(config, model, true);
   if (is_policy(config)) add_policy(step, config, model);
   return step;
 }

@@ -87,9 +87,11 @@ struct Step {
   /// From which block on the outputs of linear layers are products of 8-bit floats, as are their
   /// input gradients in all blocks (kernels.fp8, kernels.linear); none: of 16-bit ones.
   std::optional<std::int64_t> first_eight_bit_block;
-  /// One rank keeps frozen routed experts in 8-bit floats (kernels.fp8, kernels.frozen_experts),
-  /// those of the policy or of what else is trained, and of the critic.
-  bool has_eight_bit_experts = false, has_eight_bit_critic = false;
+  /// A rank that has them whole keeps frozen routed experts in 8-bit floats (kernels.fp8,
+  /// kernels.frozen_experts): those of the policy or of what else is trained, by itself and in a
+  /// job of several, and those of the critic.
+  bool has_eight_bit_experts = false, has_eight_bit_experts_on_ranks = false,
+       has_eight_bit_critic = false;
 
   double vocabulary_elements() const {
     return static_cast<double>(model.vocab_size * model.hidden_size);
@@ -110,9 +112,10 @@ void require_frozen_experts(const config::RunConfig& config, const models::Confi
 void require_merged_adapter(const config::RunConfig& config, const Step& step,
                             const comm::Mesh& training);
 
-/// Whether a run on one rank, with a GPU that has the kernels, keeps frozen experts in 8-bit
-/// floats. A form that is named and does not do counts as if it did.
-bool keeps_experts_in_eight_bits(const config::RunConfig& config, const models::Config& model);
+/// Whether ranks that have their experts whole, with GPUs that have the kernels, keep frozen ones
+/// in 8-bit floats. A form that is named and does not do counts as if it did.
+bool keeps_experts_in_eight_bits(const config::RunConfig& config, const models::Config& model,
+                                 bool is_job_of_several_ranks);
 
 /// For steps of full rows (data.max_length tokens). Throws ConfigError for targets of adapters, and
 /// names of what is trained or is not, that a start refuses.

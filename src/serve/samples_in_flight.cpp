@@ -16,8 +16,7 @@ struct SamplesInFlight::State {
   std::map<std::string, std::int64_t> counts;
 };
 
-SamplesInFlight::SamplesInFlight(std::int64_t most)
-    : state_(std::make_shared<State>(most)) {}
+SamplesInFlight::SamplesInFlight(std::int64_t most) : state_(std::make_shared<State>(most)) {}
 
 SamplesInFlight::Places SamplesInFlight::take(const std::string& tenant, std::int64_t count) {
   if (count > state_->most) {

@@ -6,8 +6,8 @@
 
 namespace heddle::serve {
 
-/// Samples that are generated or wait for it, of each tenant, whatever API asked for them. Its calls
-/// may come from any thread.
+/// Samples that are generated or wait for it, of each tenant, whatever API asked for them. Its
+/// calls may come from any thread.
 class SamplesInFlight {
  public:
   static constexpr std::int64_t kMost = 4096;

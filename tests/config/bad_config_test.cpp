@@ -320,6 +320,17 @@ INSTANTIATE_TEST_SUITE_P(
                   {},
                   "run.yaml:4: train.early_stop_patience: early stopping needs data.eval"},
         BadConfig{
+            "EarlyStopWithoutAPace",
+            after_good("train: {early_stop_patience: 2}\n"),
+            {"data.eval=e.jsonl"},
+            "run.yaml:4: train.early_stop_patience: early stopping needs train.eval_every >= 1, or "
+            "train.eval_every_epochs"},
+        BadConfig{"SumsWiderThanTheWeights",
+                  after_good("optim: {grad_dtype: float64}\n"),
+                  {},
+                  "run.yaml:4: optim.grad_dtype: float64 is for model.dtype float64, found "
+                  "float32"},
+        BadConfig{
             "SamplesOfDividedSequences",
             after_good("parallel: {cp: 2}\nlog: {sample_prompts: [hello]}\n"),
             {},

@@ -184,9 +184,9 @@ TEST_F(GpuEightBitModel, FrozenExpertsAreKeptInEightBitsAlone) {
   EXPECT_EQ(found, 8);
 }
 
-TEST(EightBitExperts, AreAskedForWhereAdaptersLeaveThemAloneOnOneRank) {
+TEST(EightBitExperts, AreAskedForWhereAdaptersLeaveThemAloneAndRanksWhole) {
   const auto may = [](const assembly::ModelRecipe& recipe) {
-    return assembly::may_keep_frozen_experts(recipe, comm::Mesh::single());
+    return assembly::may_keep_frozen_experts(recipe, comm::Mesh::single(), false);
   };
   const assembly::ModelRecipe recipe = mixture_by_key({});
   EXPECT_TRUE(may(recipe));
@@ -203,10 +203,16 @@ TEST(EightBitExperts, AreAskedForWhereAdaptersLeaveThemAloneOnOneRank) {
   other = recipe;
   other.purpose = assembly::Purpose::kScore;
   EXPECT_FALSE(may(other));
-  const auto errors = testing::run_ranks(2, [&](const std::shared_ptr<comm::World>& world) {
-    EXPECT_FALSE(assembly::may_keep_frozen_experts(recipe, comm::Mesh({1, 1, 1, 2, 1}, world)));
-  });
-  EXPECT_THAT(errors, ::testing::Each(""));
+  const auto on_ranks = [](const assembly::ModelRecipe& recipe, const comm::Mesh::Sizes& sizes) {
+    return assembly::may_keep_frozen_experts(recipe, comm::Mesh(sizes, 0, 2), true);
+  };
+  EXPECT_TRUE(on_ranks(recipe, {1, 1, 1, 2, 1}));
+  EXPECT_TRUE(on_ranks(recipe, {1, 1, 1, 1, 2}));
+  EXPECT_FALSE(on_ranks(recipe, {1, 1, 2, 1, 1}));
+  other = recipe;
+  other.generates = true;
+  EXPECT_TRUE(may(other));
+  EXPECT_FALSE(on_ranks(other, {1, 1, 1, 2, 1}));
 }
 
 TEST_F(GpuEightBitModel, OneKeyChoosesAllKernels) {

@@ -29,12 +29,18 @@ assembly::ModelRecipe recipe_naming(const std::string& form, bool moe = true) {
 /// The refusal of an 8-bit form, in bf16 on one rank where nothing else is said.
 std::string refusal(const assembly::ModelRecipe& recipe,
                     c10::ScalarType dtype = c10::ScalarType::BFloat16,
-                    bool is_job_of_several_ranks = false) {
+                    const comm::Mesh& mesh = comm::Mesh::single()) {
   return testing::message_of(
-      [&] { assembly::require_frozen_experts(recipe, dtype, is_job_of_several_ranks); });
+      [&] { assembly::require_frozen_experts(recipe, dtype, mesh, mesh.world_size() > 1); });
 }
 
-TEST(FrozenExperts, AnEightBitFormIsForFrozenOnesOfOneRankInBf16) {
+comm::Mesh two(comm::Dim dim) {
+  comm::Mesh::Sizes sizes = {1, 1, 1, 1, 1};
+  sizes[static_cast<std::size_t>(dim)] = 2;
+  return {sizes, 0, 2};
+}
+
+TEST(FrozenExperts, AnEightBitFormIsForFrozenOnesThatARankHasWholeInBf16) {
   const assembly::ModelRecipe recipe = recipe_naming("cuda.fp8");
   EXPECT_EQ(refusal(recipe), "(no error)");
   const auto names = [](const char* reason) {
@@ -42,8 +48,22 @@ TEST(FrozenExperts, AnEightBitFormIsForFrozenOnesOfOneRankInBf16) {
                  HasSubstr("by 'as_loaded' alone, not by 'cuda.fp8'; leave the key out"));
   };
   EXPECT_THAT(refusal(recipe, c10::ScalarType::Float), names("in float32 (model.dtype)"));
-  EXPECT_THAT(refusal(recipe, c10::ScalarType::BFloat16, true), names("in a job of several ranks"));
+  using comm::Dim;
+  for (const Dim dim : {Dim::kTp, Dim::kCp, Dim::kFsdp}) {
+    EXPECT_THAT(refusal(recipe, c10::ScalarType::BFloat16, two(dim)),
+                names("that ranks divide (parallel.tp, cp, fsdp, ep)"));
+  }
+  EXPECT_THAT(refusal(recipe, c10::ScalarType::BFloat16, comm::Mesh({1, 1, 1, 2, 1}, 0, 2, 2)),
+              names("that ranks divide"));
   assembly::ModelRecipe other = recipe;
+  other.generates = true;
+  EXPECT_EQ(refusal(other), "(no error)");
+  for (const Dim dim : {Dim::kDp, Dim::kPp}) {
+    EXPECT_EQ(refusal(recipe, c10::ScalarType::BFloat16, two(dim)), "(no error)");
+    EXPECT_THAT(refusal(other, c10::ScalarType::BFloat16, two(dim)),
+                names("of a run that generates, in a job of several ranks,"));
+  }
+  other = recipe;
   std::get<assembly::NewAdapters>(other.adapters).target_parameters = {"experts.down_proj"};
   EXPECT_THAT(refusal(other), names("that have adapters (adapter.target_parameters)"));
   for (const char* module : {"experts", "mlp", "layers.3.mlp"}) {
@@ -68,7 +88,7 @@ TEST(FrozenExperts, AsLoadedIsForThemAll) {
   assembly::ModelRecipe recipe = recipe_naming("as_loaded");
   std::get<assembly::NewAdapters>(recipe.adapters).target_parameters = {"experts.down_proj"};
   recipe.kernels.named["moe_experts"] = "reference";
-  EXPECT_EQ(refusal(recipe, c10::ScalarType::Float, true), "(no error)");
+  EXPECT_EQ(refusal(recipe, c10::ScalarType::Float, two(comm::Dim::kTp)), "(no error)");
 }
 
 TEST(FrozenExperts, NoFormIsForARunWithoutThem) {
@@ -93,9 +113,9 @@ TEST(FrozenExperts, PlacingAModelRefusesInTheSameWords) {
   const auto errors = testing::run_ranks(2, [&](const std::shared_ptr<comm::World>& world) {
     runtime::Context rank;
     rank.dtype = c10::ScalarType::BFloat16;
-    rank.mesh = comm::Mesh({1, 1, 1, 2, 1}, world);
+    rank.mesh = comm::Mesh({1, 1, 2, 1, 1}, world);
     EXPECT_EQ(testing::message_of([&] { assembly::place(recipe, rank); }),
-              refusal(recipe, rank.dtype, true));
+              refusal(recipe, rank.dtype, rank.mesh));
   });
   EXPECT_THAT(errors, ::testing::Each(""));
 }

@@ -148,17 +148,22 @@ TEST(Planner, FrozenExpertsInEightBitsTakeHalfOfTheirMemory) {
   std::vector<std::string> eight_apart = apart;
   eight_apart.push_back(eight);
   EXPECT_EQ(memory(eight_apart).weights, memory(apart).weights);
-  for (const std::string layout : {"parallel.dp=2", "parallel.fsdp=2"})
-    EXPECT_EQ(memory({lora, eight, layout}, 2).weights, memory({lora, layout}, 2).weights);
+  EXPECT_EQ(memory({lora, eight, "parallel.fsdp=2"}, 2).weights,
+            memory({lora, "parallel.fsdp=2"}, 2).weights);
+  EXPECT_DOUBLE_EQ(memory({lora, eight, "parallel.dp=2"}, 2).weights,
+                   memory({lora, "parallel.dp=2"}, 2).weights - 40.0 * 256 * 3 * 2048 * 512);
+  EXPECT_LT(memory({lora, eight, "parallel.pp=2"}, 2).weights,
+            memory({lora, "parallel.pp=2"}, 2).weights - 18.0 * 256 * 3 * 2048 * 512);
 }
 
 /// What a start of the run would say; "(no error)" where the experts would do.
 std::string refusal_at_start(const config::RunConfig& config, const models::Config& model,
-                             bool is_job_of_several_ranks) {
+                             std::int64_t ranks, bool is_job_of_several_ranks) {
   return testing::message_of([&] {
-    assembly::require_frozen_experts(assembly::recipe_of_run(config, model),
-                                     assembly::context_of_shapes(config).dtype,
-                                     is_job_of_several_ranks);
+    assembly::require_frozen_experts(
+        assembly::recipe_of_run(config, model), assembly::context_of_shapes(config).dtype,
+        comm::Mesh(assembly::mesh_sizes(config.parallel, ranks), 0, ranks),
+        is_job_of_several_ranks);
   });
 }
 
@@ -184,7 +189,8 @@ TEST(Planner, RefusesTheFormOfExpertsThatARunRefuses) {
                                          "train.global_batch_size=8"};
     settings.insert(settings.end(), refused.settings.begin(), refused.settings.end());
     const config::RunConfig config = run_config(settings);
-    const std::string said = refusal_at_start(config, model, refused.is_job_of_several);
+    const std::string said =
+        refusal_at_start(config, model, refused.ranks, refused.is_job_of_several);
     EXPECT_TRUE(said.starts_with("kernels.frozen_experts: ")) << said;
     const auto expect_refusal = [&](const char* by, const std::function<void()>& work) {
       EXPECT_EQ(testing::message_of(work), said) << by << ", " << settings.back();

@@ -119,16 +119,16 @@ TEST_F(OneRun, StepsThatFloatsDoNotHoldAreRefused) {
 
 TEST_F(OneRun, WeightsThatAreNotFiniteAreNotSaved) {
   served.backend().weights_are_finite = false;
-  const json outcome = caller.wait(
-      caller.post("save_weights", {{"model_id", run}, {"path", "w"}, {"seq_id", 1}}));
+  const json outcome =
+      caller.wait(caller.post("save_weights", {{"model_id", run}, {"path", "w"}, {"seq_id", 1}}));
   EXPECT_THAT(outcome.value("error", ""), HasSubstr("NaN or infinity"));
   EXPECT_EQ(outcome.value("category", ""), "user");
   EXPECT_THAT(caller.get("checkpoints").at("checkpoints"), ::testing::IsEmpty());
 }
 
 TEST_F(OneRun, AnotherRankIsNotLoadedIntoARun) {
-  const json saved = caller.wait(
-      caller.post("save_weights", {{"model_id", run}, {"path", "w"}, {"seq_id", 1}}));
+  const json saved =
+      caller.wait(caller.post("save_weights", {{"model_id", run}, {"path", "w"}, {"seq_id", 1}}));
   const std::string other = caller.create_model(session, 1, 4).at("model_id"),
                     same = caller.create_model(session, 2, 8).at("model_id");
   const auto load = [&](const std::string& into) {
