@@ -10,6 +10,7 @@
 #include "base/quote.h"
 #include "base/text.h"
 #include "ckpt/model_directory.h"
+#include "ckpt/training_checkpoint.h"
 
 namespace heddle::ckpt {
 namespace {
@@ -253,6 +254,9 @@ AdapterDirectory AdapterDirectory::open(const Path& path) {
     std::string hint;
     if (is_one(result))
       hint = "; the adapter of this run is " + result.string();
+    else if (is_training_checkpoint(path))
+      hint = fmt::format("; make one of this checkpoint with `heddle export {} --output DIR`",
+                         path.string());
     else if (std::filesystem::exists(path / "config.json", ignored))
       hint = "; it is the folder of a model";
     throw_error<ModelError>("{}: {} is missing: not a PEFT adapter folder{}", path.string(),

@@ -31,6 +31,11 @@ bool is_verifier(const std::string& metric) {
 data::RowOptions reading_of(const assembly::ModelOnRanks& model, bool is_classifier) {
   data::RowOptions reading;
   reading.task = data::Task::kEmbedding;
+  if (is_classifier && model.model->num_labels() == 1) {
+    throw ConfigError(
+        "the model has one label, a number (regression or reward), and no class to be right about: "
+        "heddle score MODEL --input FILE writes the numbers");
+  }
   if (is_classifier) {
     reading.task = data::Task::kClassification;
     reading.classes = model.model->num_labels();
@@ -225,7 +230,11 @@ void AnswerEvaluation::generate_and_judge(const std::vector<std::string>& metric
   const auto completions = rollout::generate(model_, tokenizer_, requests, options_.engine);
   for (std::size_t i = 0; i < cases_.size(); ++i) {
     EvalCase& one = cases_[i];
+    // A row's own `output` is the right answer, which stays beside the model's.
+    if (one.value.contains("output") && !one.value.contains("answer"))
+      one.value["answer"] = one.value["output"];
     one.value["output"] = completions[i].text;
+    one.value["metrics"] = nlohmann::ordered_json::object();
     reward::Sample sample;
     sample.id = std::to_string(one.line);
     sample.completion = completions[i].text;
@@ -234,7 +243,7 @@ void AnswerEvaluation::generate_and_judge(const std::vector<std::string>& metric
     for (std::size_t m = 0; m < metrics.size(); ++m) {
       double value = 0;
       if (verifiers[m] == nullptr) {
-        value = word_f1(completions[i].text, rows_.truth_text(one));
+        value = best_word_f1(completions[i].text, one.truth);
       } else {
         const reward::Score score = verifiers[m]->judge(sample);
         if (score.error) rows_.fail(one, *score.error);

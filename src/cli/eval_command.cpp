@@ -101,7 +101,7 @@ void add_eval_command(CLI::App& app, Action& action) {
   command->add_option("--temperature", options->sampling.temperature, "0: the most likely token")
       ->capture_default_str();
   command->add_option("--seed", options->sampling.seed, "Of the sampling")
-      ->check(not_below_zero())
+      ->check(seed_of_64_bits())
       ->capture_default_str();
   command->add_option("--stop", options->judged.stop, "End where this text begins (repeatable)")
       ->check(not_empty());

@@ -4,28 +4,25 @@
 
 #include <algorithm>
 #include <cctype>
+#include <iterator>
 #include <set>
 
+#include "data/jinja/python_text.h"
+#include "data/json/json_text.h"
 #include "ui/table.h"
 
 namespace heddle::cli {
 namespace {
 
 std::vector<std::string> words_of(const std::string& text) {
-  std::vector<std::string> words;
-  std::string word;
-  const auto finish = [&] {
-    if (!word.empty() && word != "a" && word != "an" && word != "the") words.push_back(word);
-    word.clear();
-  };
-  for (const unsigned char c : text) {
-    if (std::isspace(c) != 0) {
-      finish();
-    } else if (std::ispunct(c) == 0) {
-      word += static_cast<char>(std::tolower(c));
-    }
-  }
-  finish();
+  std::string kept;
+  std::ranges::copy_if(text, std::back_inserter(kept), [](unsigned char c) {
+    return c >= 0x80 || std::ispunct(c) == 0;  // SQuAD's punctuation is ASCII's
+  });
+  namespace python = data::jinja::python_text;
+  std::vector<std::string> words = python::split(python::lower(kept), {}, -1, /*from_right=*/false);
+  std::erase_if(
+      words, [](const std::string& word) { return word == "a" || word == "an" || word == "the"; });
   return words;
 }
 
@@ -130,6 +127,16 @@ double word_f1(const std::string& answer, const std::string& truth) {
   }
   return harmonic(shared / static_cast<double>(said.size()),
                   shared / static_cast<double>(right.size()));
+}
+
+double best_word_f1(const std::string& answer, const nlohmann::ordered_json& truth) {
+  if (!truth.is_array()) {
+    return word_f1(answer,
+                   truth.is_string() ? truth.get<std::string>() : data::json_text::dump(truth));
+  }
+  double best = 0;
+  for (const nlohmann::ordered_json& one : truth) best = std::max(best, best_word_f1(answer, one));
+  return best;
 }
 
 }  // namespace heddle::cli

@@ -17,6 +17,29 @@ std::string text_of(const Json& value) {
   return value.is_string() ? value.get<std::string>() : data::json_text::dump(value);
 }
 
+/// A column that is null has no value in this row, as tables fill it.
+Json without_nulls(const Json& value) {
+  Json kept = Json::object();
+  for (const auto& [name, field] : value.items())
+    if (!field.is_null()) kept[name] = field;
+  return kept;
+}
+
+/// Content of a turn, a text or parts of one, as text; null for parts of other kinds.
+Json text_of_content(const Json& content) {
+  if (!content.is_array()) return content;
+  std::string text;
+  for (const Json& part : content) {
+    if (!part.is_object() || !part.value("text", Json()).is_string()) return nullptr;
+    text += part["text"].get<std::string>();
+  }
+  return text;
+}
+
+bool is_open(const data::Row& row) {
+  return row.messages.empty() || row.messages.back().value("role", std::string()) != "assistant";
+}
+
 /// A prompt of its own, a text or messages, as fields that the readers of rows
 /// know.
 void rename_prompt(Json& value, bool is_user_turn) {
@@ -75,7 +98,7 @@ std::vector<EvalCase> EvalRows::read() const {
 EvalCase EvalRows::parse(Json value, std::int64_t line) const {
   EvalCase one;
   one.line = line;
-  Json readable = value;
+  Json readable = without_nulls(value);
   rename_prompt(readable, has_template_ && !options_.raw);
   one.row = data::parse_row(readable, reading_);
   if (reading_.task == data::Task::kClassification) {
@@ -86,7 +109,7 @@ EvalCase EvalRows::parse(Json value, std::int64_t line) const {
     one.truth = truth_of(readable, one.row);
   }
   if (one.prompt.empty()) throw DataError("the prompt has no token");
-  if (const auto choices = value.find("choices"); choices != value.end()) {
+  if (const auto choices = readable.find("choices"); choices != readable.end()) {
     if (!choices->is_array() || choices->empty())
       throw DataError("field 'choices': expected a list of texts");
     for (const Json& choice : *choices) one.choices.push_back(text_of(choice));
@@ -96,6 +119,7 @@ EvalCase EvalRows::parse(Json value, std::int64_t line) const {
     if (group == value.end())
       throw_error<DataError>("field '{}' is missing, which --group names", options_.group);
     one.group = text_of(*group);
+    if (one.group.empty()) one.group = "''";  // the table's own name for all rows is empty
   }
   one.value = std::move(value);
   return one;
@@ -110,17 +134,24 @@ Json EvalRows::truth_of(const Json& value, const data::Row& row) const {
     return truth;
   }
   for (const char* name : {"answer", "completion", "output"}) {
-    if (const auto found = value.find(name); found != value.end()) return *found;
+    const auto found = value.find(name);
+    // A completion of turns is the row's last turn.
+    const bool is_turns = found != value.end() && found->is_array() && !found->empty() &&
+                          found->front().is_object() && !is_open(row);
+    if (found != value.end() && !is_turns) return *found;
   }
-  if (row.messages.empty() || row.messages.back()["role"] != "assistant") return nullptr;
+  if (is_open(row)) return nullptr;
   const Json& turn = row.messages.back();
   if (const auto calls = turn.find("tool_calls"); calls != turn.end() && !calls->empty())
-    return as_rendered(value);
-  return turn.value("content", Json());
+    return as_rendered(row);
+  return text_of_content(turn.value("content", Json()));
 }
 
-std::string EvalRows::as_rendered(const Json& value) const {
-  const data::TokenizedRow row = renderer_.tokenize(data::parse_row(value));
+std::string EvalRows::as_rendered(data::Row turns) const {
+  // Whatever the row has training learn of it, the last turn is looked for here.
+  for (Json& message : turns.messages)
+    for (const char* flag : {"weight", "loss", "train"}) message.erase(flag);
+  const data::TokenizedRow row = renderer_.tokenize(turns);
   // labels[i] belongs to token i + 1.
   auto begin = std::ssize(row.labels);
   while (begin > 0 && row.labels[static_cast<std::size_t>(begin) - 1] < 0) --begin;
@@ -143,29 +174,47 @@ std::vector<std::int32_t> EvalRows::with_answer(const EvalCase& one,
 }
 
 data::TokenizedRow EvalRows::learned(const EvalCase& one) const {
-  Json value = one.value;
+  Json value = without_nulls(one.value);
   rename_prompt(value, has_template_ && !options_.raw);
-  const bool is_open = value.contains("messages") &&
-                       (value["messages"].empty() ||
-                        value["messages"].back().value("role", std::string()) != "assistant");
-  if (is_open && !one.truth.is_null())
-    value["messages"].push_back({{"role", "assistant"}, {"content", truth_text(one)}});
   try {
-    return renderer_.tokenize(data::parse_row(value));
+    data::Row row = data::parse_row(value);
+    const bool has_turns = row.form == data::Row::Form::kConversation;
+    if (has_turns && is_open(row) && !one.truth.is_null())
+      row.messages.push_back({{"role", "assistant"}, {"content", truth_text(one)}});
+    if (row.form == data::Row::Form::kText && !one.truth.is_null()) return answered(one);
+    return renderer_.tokenize(row);
   } catch (const DataError& error) {
     fail(one, error.what());
   }
 }
 
+data::TokenizedRow EvalRows::answered(const EvalCase& one) const {
+  data::TokenizedRow row;
+  row.tokens = with_answer(one, truth_text(one));
+  row.labels.assign(row.tokens.size(), data::kIgnoredLabel);
+  row.weights.assign(row.tokens.size(), 0);
+  for (std::size_t i = one.prompt.size(); i < row.tokens.size(); ++i) {
+    // labels[i] belongs to token i + 1.
+    row.labels[i - 1] = row.tokens[i];
+    row.weights[i - 1] = 1;
+    ++row.loss_rows;
+    ++row.loss_weight_sum;
+  }
+  row.full_length = std::ssize(row.tokens);
+  return row;
+}
+
 std::int64_t EvalRows::right_choice(const EvalCase& one) const {
   const std::int64_t count = std::ssize(one.choices);
+  if (!one.truth.is_null()) {
+    const auto found = std::find(one.choices.begin(), one.choices.end(), truth_text(one));
+    if (found != one.choices.end()) return found - one.choices.begin();
+  }
   if (one.truth.is_number_integer()) {
     const std::int64_t number = one.truth.get<std::int64_t>();
     if (number >= 0 && number < count) return number;
   } else if (one.truth.is_string()) {
     const std::string& text = one.truth.get_ref<const std::string&>();
-    const auto found = std::find(one.choices.begin(), one.choices.end(), text);
-    if (found != one.choices.end()) return found - one.choices.begin();
     if (text.size() == 1 && text[0] >= 'A' && text[0] < 'A' + count) return text[0] - 'A';
   }
   fail(one, one.truth.is_null() ? std::string("has choices and no answer")

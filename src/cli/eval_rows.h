@@ -56,15 +56,17 @@ class EvalRows {
   /// Tokens with the labels that training would learn.
   data::TokenizedRow learned(const EvalCase& one) const;
   std::string truth_text(const EvalCase& one) const;
-  /// The number of the right choice: the answer is its text, its number from 0,
-  /// or its letter.
+  /// The number of the right choice: the answer is its text, else its number from 0, else its
+  /// letter.
   std::int64_t right_choice(const EvalCase& one) const;
 
  private:
   EvalCase parse(nlohmann::ordered_json value, std::int64_t line) const;
   nlohmann::ordered_json truth_of(const nlohmann::ordered_json& value, const data::Row& row) const;
   /// The last turn as the chat template writes it, without the token that ends it.
-  std::string as_rendered(const nlohmann::ordered_json& value) const;
+  std::string as_rendered(data::Row turns) const;
+  /// A prompt that is plain text and the right answer, of which the answer alone is learned.
+  data::TokenizedRow answered(const EvalCase& one) const;
 
   const data::Tokenizer& tokenizer_;
   const EvalRowOptions& options_;

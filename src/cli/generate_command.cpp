@@ -64,9 +64,10 @@ std::vector<comm::Fact> facts_of(const GenerateOptions& options) {
 /// The random stream of a row: its own `seed`, or the command's and its place in the file.
 std::uint64_t seed_of(const Json& row, std::uint64_t seed, std::size_t place) {
   const auto own = row.find("seed");
-  if (own == row.end()) return rollout::seed_of_row(seed, place);
+  if (own == row.end() || own->is_null()) return rollout::seed_of_row(seed, place);
   if (!own->is_number_unsigned())
-    throw_error<DataError>("field 'seed' is {}: expected a whole number from 0 on", own->dump());
+    throw_error<DataError>("field 'seed' is {}: expected a whole number from 0 to 2^64 - 1",
+                           data::json_text::dump(*own));
   return own->get<std::uint64_t>();
 }
 

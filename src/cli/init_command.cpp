@@ -108,7 +108,7 @@ void add_init_command(CLI::App& app, Action& action) {
       ->required()
       ->type_name("DIR");
   command->add_option("--seed", options->seed, "Of the weights")
-      ->check(not_below_zero())
+      ->check(seed_of_64_bits())
       ->capture_default_str();
   command->add_option("--dtype", options->dtype, "Of the stored weights")->capture_default_str();
   command->add_flag("--overwrite", options->overwrite, "Replace a model directory that is there");

@@ -89,7 +89,7 @@ void add_sampling_arguments(CLI::App& command, SamplingArguments& arguments) {
                      "The k most likely; 0: all; default likewise, else 0");
   command
       .add_option("--seed", arguments.seed, "Of the sampling; each answer has a stream of its own")
-      ->check(not_below_zero())
+      ->check(seed_of_64_bits())
       ->capture_default_str();
 }
 

@@ -89,7 +89,9 @@ int run(const std::string& name, const std::vector<std::string>& arguments,
       auto runs = config::load_adapters(split.file, defaults, assembly::usual_device());
       for (config::AdapterRun& run : runs) {
         resolve_names(run.config);
+        const std::string tokenizer = run.config.model.tokenizer;  // one for all of them
         train::take_adapter_settings(run.config);
+        run.config.model.tokenizer = tokenizer;
       }
       return runs;
     });

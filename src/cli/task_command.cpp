@@ -76,7 +76,7 @@ void add_task_command(CLI::App& app, Action& action) {
       ->type_name("N")
       ->capture_default_str();
   command->add_option("--seed", options->seed, "Rows of another seed are others")
-      ->check(not_below_zero())
+      ->check(seed_of_64_bits())
       ->type_name("N")
       ->capture_default_str();
   command->add_option("--output", options->output, "Where the rows go; -: standard output")

@@ -5,6 +5,7 @@
 #include "base/errors.h"
 #include "base/quote.h"
 #include "data/json/json_text.h"
+#include "data/readers/conversation_row.h"
 
 namespace heddle::cli {
 
@@ -25,6 +26,12 @@ nlohmann::ordered_json template_variables(const std::vector<std::string>& argume
                                text::shown(argument));
     }
     const std::string name = argument.substr(0, equals), text = argument.substr(equals + 1);
+    if (data::is_template_argument(name)) {
+      throw_error<ConfigError>(
+          "--template-arg {}: is an argument of apply_chat_template, not a variable of the "
+          "template",
+          text::shown(name));
+    }
     nlohmann::ordered_json value;
     try {
       value = data::json_text::parse(text, /*max_depth=*/200);

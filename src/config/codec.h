@@ -252,9 +252,9 @@ struct Codec<std::vector<DataSource>> {
         if (key == "path" && entry.second.IsScalar()) {
           source.path = entry.second.Scalar();
         } else if (key == "weight") {
-          source.weight = Codec<double>::read(entry.second, above(0));
+          source.weight = Codec<double>::read(entry.second, at_least(0));
         } else {
-          throw BadValue{"{path: text, weight: number > 0}", "'" + key + "' in the mapping", ""};
+          throw BadValue{"{path: text, weight: number >= 0}", "'" + key + "' in the mapping", ""};
         }
       }
     }

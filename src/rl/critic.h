@@ -38,6 +38,8 @@ class Critic {
   std::int64_t updates() const { return learner_.optimizer().steps(); }
   /// Goes on after `updates` others, from tensors that state() named.
   void restored(std::int64_t updates);
+  /// Steps of the whole run, where a checkpoint leaves another number than a start does.
+  void set_total_steps(std::int64_t steps) { steps_ = steps; }
 
  private:
   config::RunConfig config_;  ///< The run's, as the critic reads it.

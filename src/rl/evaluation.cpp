@@ -98,8 +98,9 @@ train::Evaluation Steps::evaluate() {
     std::vector<std::size_t> go_on;
     for (const Verdict& verdict : judge_.take(/*waits=*/true)) {
       const reward::Score& score = verdict.score;
-      if (score.error) {
-        failed[verdict.cursor] = *score.error;
+      // What rl.reward.failed stands for in training is no result of an evaluation.
+      if (score.error || score.is_lost) {
+        failed[verdict.cursor] = score.error.value_or("its episode was lost");
         continue;
       }
       const auto place = static_cast<std::size_t>(verdict.cursor);

@@ -28,19 +28,27 @@ at::Tensor tensor_of(const std::string& bytes) {
   return tensor;
 }
 
+/// Steps of so many groups. Batches are whole numbers of steps, but for the last.
+std::int64_t steps_for(const config::RunConfig& config, std::int64_t groups) {
+  const std::int64_t size = config.rl.groups_per_step;
+  return (groups + size - 1) / size * config.rl.epochs;
+}
+
+/// Steps of a whole run that has come so far.
+std::int64_t total_steps(const config::RunConfig& config, const Prompts& prompts,
+                         const Begun& begun) {
+  if (config.train.max_steps > 0) return config.train.max_steps;
+  const std::int64_t all = prompts.per_epoch() * config.train.epochs;
+  return begun.steps + steps_for(config, std::max<std::int64_t>(all - begun.groups, 0));
+}
+
 data::LoaderInfo loader_info(const config::RunConfig& config, const Prompts& prompts) {
   data::LoaderInfo info;
-  const std::int64_t groups = config.rl.groups_per_step;
   info.sequences_per_epoch = prompts.per_epoch() * config.rl.samples_per_group;
   info.rows_per_epoch = info.sequences_per_epoch;
   info.tokens_per_epoch = prompts.tokens();
-  // Batches are whole numbers of steps, but for the last.
-  const auto steps = [&](std::int64_t rows) {
-    return (rows + groups - 1) / groups * config.rl.epochs;
-  };
-  info.steps_per_epoch = steps(prompts.per_epoch());
-  info.total_steps = config.train.max_steps > 0 ? config.train.max_steps
-                                                : steps(prompts.per_epoch() * config.train.epochs);
+  info.steps_per_epoch = steps_for(config, prompts.per_epoch());
+  info.total_steps = total_steps(config, prompts, {});
   info.mean_row_tokens = static_cast<double>(config.data.max_length);
   return info;
 }
@@ -324,6 +332,10 @@ void Steps::record(std::span<const Fate> fates) {
   }
 }
 
+std::int64_t Steps::groups_taken() const {
+  return begun_.groups + (done_ - begun_.steps) / config_.rl.epochs * config_.rl.groups_per_step;
+}
+
 nlohmann::json Steps::cursor() {
   const Batch standing = this->standing();
   record(standing.fates);
@@ -332,6 +344,7 @@ nlohmann::json Steps::cursor() {
     saved_groups_ = tensor_of(to_bytes(Batch{.groups = standing.groups}));
   nlohmann::json cursor = {{"prompts", prompts_.key()},
                            {"steps", done_},
+                           {"groups", groups_taken()},
                            {"version", source_->version()},
                            {"generation", standing.state}};
   if (critic_) cursor["critic_updates"] = critic_->updates();
@@ -347,7 +360,11 @@ void Steps::seek(const nlohmann::json& cursor) {
         "the prompts of data.train, train.seed or data.shuffle changed since the checkpoint: the "
         "run cannot go on where it stood");
   }
-  done_ = cursor.at("steps").get<std::int64_t>();
+  done_ = begun_.steps = cursor.at("steps").get<std::int64_t>();
+  begun_.groups = cursor.value("groups", done_ / config_.rl.epochs * config_.rl.groups_per_step);
+  // Steps before may have had batches of another size.
+  info_.total_steps = total_steps(config_, prompts_, begun_);
+  if (critic_) critic_->set_total_steps(info_.total_steps);
   if (!cursor.contains("ledger")) {
     throw DataError(
         "the checkpoint was written before runs had a ledger: continue it with the version of "

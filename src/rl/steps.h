@@ -21,6 +21,11 @@
 
 namespace heddle::rl {
 
+/// How far a run was when it went on from a checkpoint.
+struct Begun {
+  std::int64_t steps = 0, groups = 0;  ///< Given and taken.
+};
+
 /// Optimizer steps on what the model in training generates: batches of groups, their advantages,
 /// and where it is asked for the reference's log-probabilities. A batch is trained on by rl.epochs
 /// passes of rl.sync_every steps, after which its weights are published.
@@ -45,6 +50,8 @@ class Steps : public train::StepSource {
 
  private:
   bool is_first_rank() const { return setup_.placed.context.mesh.rank() == 0; }
+  /// Groups that the steps given have taken.
+  std::int64_t groups_taken() const;
   bool ends_batch() const { return updates_ == updates_of_batch_ || done_ == info_.total_steps; }
   /// The step given last is one of the first pass over its batch.
   bool is_first_pass() const { return updates_ <= experience_->parts(); }
@@ -89,7 +96,8 @@ class Steps : public train::StepSource {
   std::unique_ptr<Reference> reference_;  ///< Null without rl.reference.kl_coef.
   EntropyBonus entropy_bonus_;
   std::unique_ptr<Critic> critic_;  ///< Null but with advantage gae.
-  std::int64_t done_ = 0;           ///< Steps given.
+  Begun begun_;
+  std::int64_t done_ = 0;  ///< Steps given.
   /// Steps given on the batch, and how many it will have had.
   std::int64_t updates_ = 0, updates_of_batch_ = 0;
   bool has_loss_ = true;           ///< The last of them has a token to learn from.

@@ -115,6 +115,10 @@ void AdapterTrainer::open(Adapter& adapter) {
   const assembly::NewAdapters adapters = assembly::adapters_of(config.adapter);
   if (mesh.world() && adapters.start)
     comm::require_agreement(*mesh.world(), "adapter", assembly::facts_of(*adapters.start));
+  if (adapters.start) {
+    for (const comm::Fact& fact : assembly::facts_of(*adapters.start))
+      sources_["trained"][adapter.run.name + ": " + fact.name] = fact.value;
+  }
   adapter.factors = assembly::put_on(adapters, base_);
   std::vector<nn::Parameter*> parameters;
   adapter.factors->visit_parameters([&](nn::Parameter& factor) {

@@ -1,10 +1,12 @@
 #include "train/adapter_start.h"
 
+#include <filesystem>
 #include <string>
 #include <vector>
 
 #include "base/errors.h"
 #include "ckpt/adapter_names.h"
+#include "ckpt/hf_adapter.h"
 #include "ckpt/trained_adapter.h"
 #include "config/config.h"
 
@@ -26,6 +28,25 @@ void take(const config::RunConfig& config, const std::string& key, Value& settin
 void take_names(const config::RunConfig& config, const std::string& key,
                 std::vector<std::string>& setting, const std::vector<std::string>& adapters) {
   if (!config.is_set(key)) setting = adapters;
+}
+
+/// A classifier's head has no place in a model of another head.
+void require_head(const config::RunConfig& config, const ckpt::AdapterDirectory& adapter) {
+  if (config.model.head == models::Head::kClassify || ckpt::label_rows(adapter) == 0) return;
+  throw_error<ConfigError>(
+      "{}: the adapter in adapter.path, {}, has the head of a classifier, and this run's is {}; "
+      "give "
+      "model.head=classify, or an adapter that was trained with another head",
+      config::where(config, "model.head"), config.adapter.path,
+      config::to_string(config.model.head));
+}
+
+/// The adapter was trained with its own tokens and template.
+void take_tokenizer(config::RunConfig& config) {
+  const std::filesystem::path folder = config.adapter.path;
+  if (config.is_set("model.tokenizer") || !std::filesystem::exists(folder / "tokenizer.json"))
+    return;
+  config.model.tokenizer = folder.string();
 }
 
 /// What was trained beside the adapter would be lost if it were not trained on.
@@ -61,6 +82,8 @@ void take_adapter_settings(config::RunConfig& config) {
   config::AdapterSection& section = config.adapter;
   if (section.path.empty()) return;
   const auto directory = ckpt::AdapterDirectory::open(section.path);
+  require_head(config, directory);
+  take_tokenizer(config);
   const ckpt::TrainedAdapter adapter = ckpt::trained_adapter(directory);
   take(config, "adapter.rank", section.rank, adapter.rank);
   take(config, "adapter.alpha", section.alpha, adapter.alpha);

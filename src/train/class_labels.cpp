@@ -142,6 +142,21 @@ std::vector<std::string> known_labels(const config::RunConfig& config,
   return known;
 }
 
+/// The head's outputs keep their places: the same names in another order would turn them round.
+void require_known_order(const config::RunConfig& config) {
+  const std::filesystem::path file = file_of_names(config);
+  std::vector<std::string> known = known_labels(config, file), given = config.data.labels;
+  if (known == given) return;
+  std::vector<std::string> sorted = known;
+  std::ranges::sort(sorted);
+  std::ranges::sort(given);
+  if (sorted != given) return;
+  throw_error<ConfigError>(
+      "{}: has the classes of {} in another order, which would give each the output of another: "
+      "leave it out, or write [{}]",
+      config::where(config, "data.labels"), file.string(), text::join(known, ", "));
+}
+
 /// Whether each class is named as its number: such names say no more than the numbers.
 bool are_numbers(const std::vector<std::string>& names) {
   for (std::size_t i = 0; i < names.size(); ++i) {
@@ -172,9 +187,10 @@ bool takes_known(const std::vector<std::string>& known, const Label& first) {
 
 void find_class_labels(config::RunConfig& config, config::Completeness completeness) {
   if (config::objective_of(config) != config::Objective::kClassification ||
-      config.model.num_labels == 1 || !config.data.labels.empty()) {
+      config.model.num_labels == 1) {
     return;
   }
+  if (!config.data.labels.empty()) return require_known_order(config);
   const bool is_partial = completeness == config::Completeness::kPartial;
   data::DatasetOptions rows = dataset_options(config, DataPart::kTrain);
   if (is_partial) rows.bad_rows = data::BadRowPolicy::kSkip;

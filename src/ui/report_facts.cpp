@@ -45,8 +45,11 @@ ReportFacts report_facts_from_json(const std::string& text, const std::string& s
     for (const Json& s : root.at("samples")) {
       facts.samples.push_back({s.at("prompt"), s.at("before"), s.at("after")});
     }
-  } catch (const Json::exception& e) {
-    throw_error<DataError>("{}: not the facts of a report: {}", source, e.what());
+  } catch (const Json::exception&) {
+    throw_error<DataError>(
+        "{}: lacks facts of a report, or holds something else: without the file the report is made "
+        "of metrics.jsonl alone",
+        source);
   }
   return facts;
 }

@@ -123,6 +123,23 @@ TEST_F(DatasetTest, MakesAnotherCacheWhenAnythingChanges) {
   EXPECT_EQ(appended->rows(), 51);
 }
 
+// The ending of the name decides how the same bytes are read.
+TEST_F(DatasetTest, AFileThatIsReadOtherwiseHasAnotherPlaceInTheCache) {
+  DatasetOptions lines = options({R"({"text": "ab, cd"})", R"({"text": "ef"})"});
+  EXPECT_EQ(Dataset::open(lines, *tokenizer_)->rows(), 2);
+  DatasetOptions text = lines;
+  text.files = {{(folder_ / "data.txt").string(), 1}};
+  std::filesystem::copy_file(folder_ / "data.jsonl", folder_ / "data.txt");
+  for (int i = 0; i < 2; ++i) {
+    const auto whole = Dataset::open(text, *tokenizer_);
+    EXPECT_EQ(whole->rows(), 1);
+    EXPECT_EQ(whole->files()[0].from_cache, i > 0);
+    const auto rows = Dataset::open(lines, *tokenizer_);
+    EXPECT_EQ(rows->rows(), 2);
+    EXPECT_TRUE(rows->files()[0].from_cache);
+  }
+}
+
 TEST_F(DatasetTest, TokenisesAgainWhenTheCacheIsDamaged) {
   const DatasetOptions base = options(numbered_rows(50, 29, 4));
   Dataset::open(base, *tokenizer_);

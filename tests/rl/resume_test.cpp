@@ -61,6 +61,26 @@ TEST_F(ResumeTest, ARunThatBeginsAnewLeavesNoGroupsOfTheOneBefore) {
   EXPECT_EQ(files::read(file), first);
 }
 
+// 24 prompts once, in batches that change in the middle.
+TEST_F(ResumeTest, BatchesOfAnotherSizeEndWithThePrompts) {
+  const auto steps = [&](const std::string& name, const char* groups, std::int64_t stop) {
+    config::RunConfig config = run(name, {std::string("rl.groups_per_step=") + groups,
+                                          "train.epochs=1", "rl.algorithm.advantage=gae"});
+    config.train.max_steps = 0;
+    return train(config, stop).steps;
+  };
+  steps("larger", "2", 6);
+  const auto larger = steps("larger", "4", 1000);
+  ASSERT_EQ(larger.size(), 3u);
+  EXPECT_EQ(larger.back().step, 9);
+  steps("smaller", "4", 3);
+  const auto smaller = steps("smaller", "2", 1000);
+  ASSERT_EQ(smaller.size(), 6u);
+  EXPECT_EQ(smaller.back().step, 9);
+  EXPECT_EQ(ledger("larger").consumed, 24);
+  EXPECT_EQ(ledger("smaller").consumed, 24);
+}
+
 TEST_F(ResumeTest, FinishedGroupsAreConsumedAndOthersGeneratedAnew) {
   const rl::LedgerState before = stopped("parts");
   EXPECT_EQ(train(ahead("parts")).steps.size(), 5u);

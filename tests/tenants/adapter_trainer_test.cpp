@@ -112,6 +112,19 @@ TEST_F(AdapterTrainerTest, AnEntryGoesOnFromAnAdapter) {
   train::Observer quiet;
   AdapterTrainer(runs, {&quiet, &quiet}, stop).run();
   EXPECT_EQ(result("on", "b"), result("first", "b"));
+  // Another adapter in its place is another start.
+  std::filesystem::copy_file(dir_ / "first/final/a/adapter_model.safetensors",
+                             dir_ / "first/final/b/adapter_model.safetensors",
+                             std::filesystem::copy_options::overwrite_existing);
+  std::filesystem::copy_file(dir_ / "first/final/a/adapter_config.json",
+                             dir_ / "first/final/b/adapter_config.json",
+                             std::filesystem::copy_options::overwrite_existing);
+  runs[1].config.adapter = config::load_adapters(path, settings("on"))[1].config.adapter;
+  train::take_adapter_settings(runs[1].config);
+  EXPECT_THAT(testing::message_of([&] {
+                AdapterTrainer(runs, {&quiet, &quiet}, stop).run();
+              }),
+              ::testing::HasSubstr("b: the set of weights of the adapter"));
   runs[1].config.adapter.modules_to_save = {"norm"};
   EXPECT_THAT(testing::message_of([&] {
                 AdapterTrainer(runs, {&quiet, &quiet}, stop).run();

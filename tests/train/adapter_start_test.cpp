@@ -121,6 +121,18 @@ TEST_F(AdapterStart, AStoppedRunGoesOnWithTheSameBits) {
               HasSubstr("adapter.path"));
 }
 
+TEST_F(AdapterStart, GoesOnWithTheAdaptersTokens) {
+  const Words from =
+      trained("first", {"adapter.modules_to_save=[embed_tokens]", "model.added_tokens=[<new>]"});
+  const config::RunConfig run = going_on("next", from, {"train.max_steps=1"});
+  EXPECT_EQ(run.model.tokenizer, (dir_ / "first/final").string());
+  train_until(run, 1000);
+  EXPECT_EQ(weights("next", "final/tokenizer.json"), weights("first", "final/tokenizer.json"));
+  EXPECT_EQ(
+      going_on("other", from, {"model.tokenizer=" + (dir_ / "model").string()}).model.tokenizer,
+      (dir_ / "model").string());
+}
+
 TEST_F(AdapterStart, MoreTargetsBeginAnew) {
   const Words from = trained("first", {"adapter.targets=[q_proj]"});
   ::testing::internal::CaptureStderr();

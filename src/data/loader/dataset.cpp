@@ -282,10 +282,12 @@ std::shared_ptr<const Dataset> Dataset::open(const DatasetOptions& options,
     if (file.weight == 0) continue;
     require_first_record(file.path, options);
     hash::Hasher hasher;
-    const std::string key = hasher.add(hash::of_file(file.path))
-                                .add(renderer.fingerprint())
-                                .add(reader_fingerprint(options))
-                                .hex();
+    hasher.add(hash::of_file(file.path))
+        .add(renderer.fingerprint())
+        .add(reader_fingerprint(options));
+    // The ending decides how a file is read.
+    if (const std::string form = RecordReader::form_of(file.path); !form.empty()) hasher.add(form);
+    const std::string key = hasher.hex();
     whole_key.add(key);
     const auto tokenize = [&](TokenStoreWriter& writer) {
       const DatasetReport report =

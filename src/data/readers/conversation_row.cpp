@@ -1,6 +1,9 @@
 #include "data/readers/conversation_row.h"
 
+#include <algorithm>
+#include <array>
 #include <limits>
+#include <string_view>
 #include <utility>
 
 #include "base/text.h"
@@ -155,6 +158,24 @@ void parse_instruction(const ordered_json& value, const FieldNames& fields, Row&
   append_turn("assistant", output, row);
 }
 
+bool is_template_argument(const std::string& name) {
+  constexpr std::array<std::string_view, 14> kArguments = {"messages",
+                                                           "conversation",
+                                                           "tools",
+                                                           "chat_template",
+                                                           "tokenize",
+                                                           "add_generation_prompt",
+                                                           "continue_final_message",
+                                                           "padding",
+                                                           "truncation",
+                                                           "max_length",
+                                                           "return_tensors",
+                                                           "return_dict",
+                                                           "return_assistant_tokens_mask",
+                                                           "tokenizer_kwargs"};
+  return std::ranges::find(kArguments, name) != kArguments.end();
+}
+
 void parse_template_variables(const ordered_json& value, Row& row) {
   const std::string field = "chat_template_kwargs";
   const ordered_json* given = find(value, field);
@@ -164,11 +185,8 @@ void parse_template_variables(const ordered_json& value, Row& row) {
   if (!variables.is_object()) {
     fail(field, "is a JSON {}, expected an object", json_text::type_name(variables));
   }
-  for (const char* name :
-       {"messages", "conversation", "tools", "chat_template", "tokenize", "add_generation_prompt",
-        "continue_final_message", "padding", "truncation", "max_length", "return_tensors",
-        "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs"}) {
-    if (variables.contains(name)) {
+  for (const auto& [name, unused] : variables.items()) {
+    if (is_template_argument(name)) {
       fail(fmt::format("{}.{}", field, name),
            "is an argument of apply_chat_template that a row cannot set, not a variable of the "
            "template");

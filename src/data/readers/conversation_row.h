@@ -21,6 +21,8 @@ void parse_instruction(const nlohmann::ordered_json& value, const FieldNames& fi
 /// missing.
 void parse_tools(const nlohmann::ordered_json& value, const FieldNames& fields, Row& row);
 
+/// Whether apply_chat_template has an argument of this name, which no variable of a template has.
+bool is_template_argument(const std::string& name);
 /// The row's own variables of the chat template, `chat_template_kwargs`.
 void parse_template_variables(const nlohmann::ordered_json& value, Row& row);
 

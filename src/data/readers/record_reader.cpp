@@ -288,16 +288,21 @@ std::string ending_of(std::filesystem::path path) {
 
 }  // namespace
 
+std::string RecordReader::form_of(const std::filesystem::path& path) {
+  const std::string ending = ending_of(path);
+  return ending == ".csv" || ending == ".tsv" || ending == ".txt" ? ending : "";
+}
+
 std::unique_ptr<RecordReader> RecordReader::open(const std::filesystem::path& path,
                                                  std::size_t max_bytes) {
   if (is_arrow_file(path)) return open_arrow_file(path, max_bytes);
   const std::string name = ByteSource::name_of(path);
   auto source = ByteSource::open(path);
-  const std::string ending = ending_of(path);
+  const std::string form = form_of(path);
   const auto characters = [&] { return Characters(std::move(source), name, max_bytes); };
-  if (ending == ".csv") return std::make_unique<TableRecords>(characters(), ',');
-  if (ending == ".tsv") return std::make_unique<TableRecords>(characters(), '\t');
-  if (ending == ".txt") return std::make_unique<TextRecord>(characters());
+  if (form == ".csv") return std::make_unique<TableRecords>(characters(), ',');
+  if (form == ".tsv") return std::make_unique<TableRecords>(characters(), '\t');
+  if (form == ".txt") return std::make_unique<TextRecord>(characters());
   auto [first, whole] = ByteSource::peek_first(std::move(source));
   source = std::move(whole);
   if (first == '[') {

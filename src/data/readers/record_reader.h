@@ -26,6 +26,9 @@ class RecordReader {
   static std::unique_ptr<RecordReader> open(const std::filesystem::path& path,
                                             std::size_t max_bytes = std::size_t{64} << 20);
 
+  /// Form that the name's ending gives a file: ".csv", ".tsv" or ".txt"; "": what lies in it does.
+  static std::string form_of(const std::filesystem::path& path);
+
   /// False at the end. Throws UnusableRow, after which the next call continues after that row, and
   /// DataError for a file that cannot be read on.
   virtual bool next(std::string& json) = 0;
