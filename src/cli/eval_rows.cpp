@@ -4,6 +4,7 @@
 
 #include "base/errors.h"
 #include "base/quote.h"
+#include "data/batch.h"
 #include "data/json/json_text.h"
 #include "data/readers/field_at.h"
 #include "data/readers/jsonl_reader.h"

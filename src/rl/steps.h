@@ -16,15 +16,11 @@
 #include "rl/judge.h"
 #include "rl/prompts.h"
 #include "rl/reference.h"
+#include "rl/run_length.h"
 #include "rl/step_report.h"
 #include "train/step_source.h"
 
 namespace heddle::rl {
-
-/// How far a run was when it went on from a checkpoint.
-struct Begun {
-  std::int64_t steps = 0, groups = 0;  ///< Given and taken.
-};
 
 /// Optimizer steps on what the model in training generates: batches of groups, their advantages,
 /// and where it is asked for the reference's log-probabilities. A batch is trained on by rl.epochs

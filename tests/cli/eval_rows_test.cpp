@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "cli/eval_metrics.h"
+#include "data/batch.h"
 #include "testing/message_of.h"
 #include "testing/paths.h"
 #include "testing/temporary_directory.h"
@@ -60,8 +61,9 @@ TEST_F(EvalRowsTest, ATurnThatIsNotLearnedIsRightAllTheSame) {
     Json last = turn("assistant", "");
     last["tool_calls"] = Json::array({call});
     last.update(flag);
-    const Json found = truth({{"messages", {turn("user", "a"), turn("assistant", "keep line"),
-                                            turn("user", "b"), last}}});
+    const Json found =
+        truth({{"messages",
+                {turn("user", "a"), turn("assistant", "keep line"), turn("user", "b"), last}}});
     EXPECT_THAT(found.get<std::string>(), HasSubstr("f")) << flag;
     EXPECT_THAT(found.get<std::string>(), ::testing::Not(HasSubstr("keep"))) << flag;
   }
@@ -70,7 +72,8 @@ TEST_F(EvalRowsTest, ATurnThatIsNotLearnedIsRightAllTheSame) {
 TEST_F(EvalRowsTest, TheRightAnswerOfAConversationIsItsLastTurn) {
   EXPECT_EQ(truth({{"prompt", {turn("user", "a")}}, {"completion", {turn("assistant", "x")}}}),
             "x");
-  const Json parts = Json::array({{{"type", "text"}, {"text", "b"}}, {{"type", "text"}, {"text", "c"}}});
+  const Json parts =
+      Json::array({{{"type", "text"}, {"text", "b"}}, {{"type", "text"}, {"text", "c"}}});
   EXPECT_EQ(truth({{"messages", {turn("user", "a"), turn("assistant", parts)}}}), "bc");
 }
 
@@ -91,7 +94,9 @@ TEST_F(EvalRowsTest, AnAnswerIsTheTextOfAChoiceBeforeItsNumberOrLetter) {
   EXPECT_EQ(choice(of({"x", "y"}, 1)), 1);
   EXPECT_EQ(choice(of({"x", "y"}, "B")), 1);
   EXPECT_EQ(choice(of({"B", "A"}, "A")), 1);
-  EXPECT_THAT(testing::message_of([&] { choice(of({"x", "y"}, 7)); }),
+  EXPECT_THAT(testing::message_of([&] {
+                choice(of({"x", "y"}, 7));
+              }),
               HasSubstr("none of the choices"));
 }
 
