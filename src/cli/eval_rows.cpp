@@ -149,9 +149,10 @@ Json EvalRows::truth_of(const Json& value, const data::Row& row) const {
 }
 
 std::string EvalRows::as_rendered(data::Row turns) const {
-  // Whatever the row has training learn of it, the last turn is looked for here.
-  for (Json& message : turns.messages)
-    for (const char* flag : {"weight", "loss", "train"}) message.erase(flag);
+  // Whatever training would learn of the row, the last turn is looked for here.
+  turns.task = data::Task::kLanguageModel;
+  turns.message_weights.assign(turns.messages.size(), 0);
+  turns.message_weights.back() = 1;
   const data::TokenizedRow row = renderer_.tokenize(turns);
   // labels[i] belongs to token i + 1.
   auto begin = std::ssize(row.labels);
@@ -180,8 +181,10 @@ data::TokenizedRow EvalRows::learned(const EvalCase& one) const {
   try {
     data::Row row = data::parse_row(value);
     const bool has_turns = row.form == data::Row::Form::kConversation;
-    if (has_turns && is_open(row) && !one.truth.is_null())
+    if (has_turns && is_open(row) && !one.truth.is_null()) {
       row.messages.push_back({{"role", "assistant"}, {"content", truth_text(one)}});
+      row.message_weights.push_back(1);
+    }
     if (row.form == data::Row::Form::kText && !one.truth.is_null()) return answered(one);
     return renderer_.tokenize(row);
   } catch (const DataError& error) {
