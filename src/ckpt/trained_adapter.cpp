@@ -26,8 +26,7 @@ void require_kinds(const AdapterDirectory& adapter) {
     if (pair.is_embedding || pair.module == "lm_head" || pair.module == "score")
       refuse(adapter, "has factors on " + pair.module);
     // PEFT loads no adapter on a router as a module, which is how runs would write it.
-    if (!pair.parameter.empty() && !pair.module.ends_with(".experts"))
-      refuse(adapter, "has factors on " + name_of(pair));
+    if (pair.module.ends_with(".mlp.gate")) refuse(adapter, "has factors on " + name_of(pair));
   }
   std::vector<const LoraPair*> pairs;
   for (const LoraPair& pair : adapter.pairs()) pairs.push_back(&pair);

@@ -185,7 +185,8 @@ data::TokenizedRow EvalRows::learned(const EvalCase& one) const {
       row.messages.push_back({{"role", "assistant"}, {"content", truth_text(one)}});
       row.message_weights.push_back(1);
     }
-    if (row.form == data::Row::Form::kText && !one.truth.is_null()) return answered(one);
+    const bool is_prompt = row.form == data::Row::Form::kText && row.prompt.empty();
+    if (is_prompt && !one.truth.is_null()) return answered(one);
     return renderer_.tokenize(row);
   } catch (const DataError& error) {
     fail(one, error.what());

@@ -34,7 +34,7 @@ void take_names(const config::RunConfig& config, const std::string& key,
 void require_head(const config::RunConfig& config, const ckpt::AdapterDirectory& adapter) {
   if (config.model.head == models::Head::kClassify || ckpt::label_rows(adapter) == 0) return;
   throw_error<ConfigError>(
-      "{}: the adapter in adapter.path, {}, has the head of a classifier, and this run's is {}; "
+      "{}: the adapter in adapter.path, {}, has a classifier's head, and this run's head is {}; "
       "give "
       "model.head=classify, or an adapter that was trained with another head",
       config::where(config, "model.head"), config.adapter.path,

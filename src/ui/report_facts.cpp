@@ -47,8 +47,7 @@ ReportFacts report_facts_from_json(const std::string& text, const std::string& s
     }
   } catch (const Json::exception&) {
     throw_error<DataError>(
-        "{}: lacks facts of a report, or holds something else: without the file the report is made "
-        "of metrics.jsonl alone",
+        "{}: not the facts of a report: without the file the report is made of metrics.jsonl alone",
         source);
   }
   return facts;

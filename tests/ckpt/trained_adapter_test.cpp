@@ -96,6 +96,8 @@ TEST_F(TrainedAdapters, RefusesByNameWhatIsNotTrained) {
       HasSubstr("has factors on model.embed_tokens"));
   EXPECT_THAT(refusal({}, {{"model.layers.0.mlp.experts.2.up_proj", 4}}),
               HasSubstr("has factors on model.layers.0.mlp.experts.2.up_proj"));
+  EXPECT_THAT(refusal({{"target_modules", {"gate"}}}, {{"model.layers.0.mlp.gate", 4}}),
+              HasSubstr("has factors on model.layers.0.mlp.gate"));
   EXPECT_THAT(refusal({{"target_modules", {"fc1"}}}, {{"model.visual.blocks.0.mlp.fc1", 4}}),
               HasSubstr("has factors on model.visual.blocks.0.mlp.fc1"));
 }

@@ -308,8 +308,9 @@ TEST_F(LayoutPlanTest, RefusesAFormOfExpertsInOneLine) {
     words.insert(words.end(), more.begin(), more.end());
     const Outcome outcome = plan(words);
     EXPECT_EQ(outcome.status, 2);
-    EXPECT_THAT(outcome.err, HasSubstr("kernels.frozen_experts: experts in a job of several ranks "
-                                       "are kept by 'as_loaded' alone"));
+    EXPECT_THAT(outcome.err,
+                HasSubstr("kernels.frozen_experts: experts that ranks divide "
+                          "(parallel.tp, cp, fsdp, ep) are kept by 'as_loaded' alone"));
     EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
   }
 }

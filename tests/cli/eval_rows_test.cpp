@@ -106,6 +106,8 @@ TEST_F(EvalRowsTest, PerplexityIsOfTheAnswer) {
   EXPECT_THAT(learned({{"text", "some words"}, {"answer", "b"}}),
               ::testing::Not(HasSubstr("words")));
   EXPECT_THAT(learned({{"text", "some words"}}), HasSubstr("words"));
+  EXPECT_THAT(learned({{"prompt", "some words"}, {"completion", " four"}}),
+              ::testing::StartsWith(" four"));
   EXPECT_THAT(learned({{"prompt", "q"}, {"answer", "b"}}), HasSubstr("b"));
   options_.raw = true;
   EXPECT_EQ(learned({{"prompt", "q"}, {"answer", "b"}}), " b");

@@ -174,11 +174,12 @@ INSTANTIATE_TEST_SUITE_P(
                   after_good("train: {freeze: [{a: b}]}\n"),
                   {},
                   "run.yaml:4: train.freeze: expected texts in the list, found a mapping"},
-        BadConfig{"UnknownKeyOfADataSource",
-                  after_good("").substr(0, 23) + "  train: [{file: a}]\n",
-                  {},
-                  "run.yaml:3: data.train: expected {path: text, weight: number > 0}, found 'file' "
-                  "in the mapping"},
+        BadConfig{
+            "UnknownKeyOfADataSource",
+            after_good("").substr(0, 23) + "  train: [{file: a}]\n",
+            {},
+            "run.yaml:3: data.train: expected {path: text, weight: number >= 0}, found 'file' "
+            "in the mapping"},
         BadConfig{"WeightOfADataSource",
                   after_good("").substr(0, 23) + "  train: [{path: a, weight: 0}]\n",
                   {},
