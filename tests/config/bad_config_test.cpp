@@ -181,9 +181,9 @@ INSTANTIATE_TEST_SUITE_P(
             "run.yaml:3: data.train: expected {path: text, weight: number >= 0}, found 'file' "
             "in the mapping"},
         BadConfig{"WeightOfADataSource",
-                  after_good("").substr(0, 23) + "  train: [{path: a, weight: 0}]\n",
+                  after_good("").substr(0, 23) + "  train: [{path: a, weight: -1}]\n",
                   {},
-                  "run.yaml:3: data.train: expected a number > 0, found '0'"},
+                  "run.yaml:3: data.train: expected a number >= 0, found '-1'"},
         BadConfig{"UnknownDevice",
                   after_good("device: gpu\n"),
                   {},
