@@ -19,7 +19,7 @@ struct ModelOnRanks {
   std::unique_ptr<Model> model;
   std::vector<std::string> label_names;         ///< Names of classes, those of the recipe.
   std::unique_ptr<adapters::LoraSet> adapters;  ///< Null without adapters.
-  AdapterFiles start;  ///< What adapters in training began with. Null: they changed nothing.
+  AdapterFiles start;  ///< Values that adapters in training began with; null: they changed nothing.
   std::unique_ptr<parallel::Sharding> sharding;  ///< Null for one rank.
   parallel::StagePlan stages;
   /// Null where nothing runs: Purpose::kStore, Weights::kNone.

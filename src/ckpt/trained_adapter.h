@@ -8,7 +8,7 @@
 
 namespace heddle::ckpt {
 
-/// What an adapter is to a run that trains it on.
+/// Settings that a run which trains an adapter on shares with it.
 struct TrainedAdapter {
   std::int64_t rank = 0;
   double alpha = 0;

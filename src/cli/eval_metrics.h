@@ -44,7 +44,7 @@ class MetricTable {
 /// Overlap of the words of two texts as SQuAD counts it, 0 to 1: without case,
 /// punctuation and English articles.
 double word_f1(const std::string& answer, const std::string& truth);
-/// That of the right answer, or of the best of a list of right answers.
+/// word_f1() of the right answer, or of the best of a list of right answers.
 double best_word_f1(const std::string& answer, const nlohmann::ordered_json& truth);
 
 }  // namespace heddle::cli

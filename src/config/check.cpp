@@ -181,7 +181,7 @@ class Checker {
         c_.adapter.modules_to_save.empty()) {
       fail("adapter.targets", "train.method lora with no target trains nothing");
     }
-    // Those of adapter.path are not known yet.
+    // Adapters of adapter.path are not known yet.
     if (c_.adapter.shared_expert_factors && c_.adapter.target_parameters.empty() &&
         c_.adapter.path.empty()) {
       fail("adapter.shared_expert_factors",

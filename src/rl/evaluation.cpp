@@ -98,7 +98,7 @@ train::Evaluation Steps::evaluate() {
     std::vector<std::size_t> go_on;
     for (const Verdict& verdict : judge_.take(/*waits=*/true)) {
       const reward::Score& score = verdict.score;
-      // What rl.reward.failed stands for in training is no result of an evaluation.
+      // The reward that rl.reward.failed gives a lost episode in training is no result here.
       if (score.error || score.is_lost) {
         failed[verdict.cursor] = score.error.value_or("its episode was lost");
         continue;

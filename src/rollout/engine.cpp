@@ -164,7 +164,7 @@ Progress Engine::take(Sequence& sequence, SampledToken token, std::int64_t versi
   const bool is_stop_id = !request.ignore_eos &&
                           std::find(request.stop_ids.begin(), request.stop_ids.end(), token.id) !=
                               request.stop_ids.end();
-  // As vLLM has it: the first tokens are not searched for stop strings either.
+  // The first tokens are not searched for stop strings either, as in vLLM.
   const bool may_stop = sequence.output_size() > request.min_tokens;
   Progress progress{sequence.id, {}, {}, {}};
   if (request.skip_special_tokens || !is_stop_id)

@@ -113,10 +113,10 @@ void AdapterTrainer::open(Adapter& adapter) {
     comm::require_agreement(*mesh.world(), "data", facts);
   }
   const assembly::NewAdapters adapters = assembly::adapters_of(config.adapter);
-  if (mesh.world() && adapters.start)
-    comm::require_agreement(*mesh.world(), "adapter", assembly::facts_of(*adapters.start));
   if (adapters.start) {
-    for (const comm::Fact& fact : assembly::facts_of(*adapters.start))
+    const std::vector<comm::Fact> facts = assembly::facts_of(*adapters.start);
+    if (mesh.world()) comm::require_agreement(*mesh.world(), "adapter", facts);
+    for (const comm::Fact& fact : facts)
       sources_["trained"][adapter.run.name + ": " + fact.name] = fact.value;
   }
   adapter.factors = assembly::put_on(adapters, base_);

@@ -49,7 +49,7 @@ void take_tokenizer(config::RunConfig& config) {
   config.model.tokenizer = folder.string();
 }
 
-/// What was trained beside the adapter would be lost if it were not trained on.
+/// Modules that were trained beside the adapter would be lost if they were not trained on.
 void require_saved(const config::RunConfig& config, const ckpt::AdapterDirectory& adapter) {
   for (const ckpt::SavedParameter& saved : adapter.saved()) {
     // The head of a classifier is always trained, and a base layer is a copy of what is named.

@@ -100,7 +100,7 @@ class Trainer {
   ckpt::ReadWhole whole_tensors() const;
   /// Evaluates if the pause after the step says so; true if the run should stop early.
   bool evaluate_if_due(StepInfo& info, const Pause& pause);
-  /// As many evaluations without gain as train.early_stop_patience ends the run after.
+  /// Whether so many evaluations brought no gain that train.early_stop_patience ends the run.
   bool has_lost_patience() const;
 
   config::RunConfig config_;

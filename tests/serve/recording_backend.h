@@ -92,6 +92,7 @@ class RecordingBackend final : public Backend {
     if (disk_is_full) throw FileError("the disk is full");
     std::filesystem::create_directories(directory);
     std::ofstream(directory / "weights") << sets_.at(id).weights << " " << sets_.at(id).gradient;
+    saved.release();
   }
   tenants::SetId load(const std::filesystem::path& directory, bool) override {
     Set set;
@@ -153,6 +154,7 @@ class RecordingBackend final : public Backend {
   std::vector<tenants::SetOptions>
       created;  ///< Options of create(), in order; to be read as `calls` are.
   std::vector<tenants::SavedFor> saved_for;  ///< Purposes of save(), likewise.
+  std::counting_semaphore<> saved{0};        ///< Released by each save().
   /// A work whose first token is 98 says that it has begun, and waits until it may end.
   std::binary_semaphore long_work_began{0}, long_work_may_end{0};
 

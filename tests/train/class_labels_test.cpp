@@ -226,7 +226,7 @@ TEST_F(ClassLabels, GoOnWithTheNumbersOfAnAdapter) {
   ASSERT_EQ(sft("again", classifier(rows("b.jsonl", {"neg", "so-so"}), from)), 0);
   EXPECT_EQ(files::read(dir_ / "again/final/id2label.json"),
             files::read(dir_ / "first/final/id2label.json"));
-  // The same classes in another order would turn the head round.
+  // Another order of the classes would turn the head round.
   from.emplace_back("data.labels=[neg, pos, so-so]");
   config::RunConfig turned = this->config("turned", classifier(rows("b.jsonl", {"neg"}), from));
   EXPECT_THAT(heddle::testing::message_of([&] { train::find_class_labels(turned); }),

@@ -70,7 +70,7 @@ class Reply : public std::enable_shared_from_this<Reply> {
 
   Caller caller_;
   std::shared_ptr<Meter> meter_;    ///< Null: nobody counts.
-  SamplesInFlight::Places places_;  ///< Of its generations.
+  SamplesInFlight::Places places_;  ///< Held while its generations run.
   Responder responder_;
   std::string id_;
   std::time_t created_ = std::time(nullptr);

@@ -199,7 +199,7 @@ Request Service::as_kept(Request request, const std::string& reader) {
 
 namespace {
 
-/// What clients are told of a run stays true.
+/// A run keeps the rank and modules that clients were told of it.
 void require_same_form(const tenants::SetOptions& run, const Checkpoint& checkpoint) {
   const tenants::SetOptions& saved = checkpoint.options;
   if (run.rank == saved.rank && run.attn == saved.attn && run.mlp == saved.mlp &&
