@@ -147,6 +147,7 @@ class EngineBackend final : public Backend {
   bool is_generating() const override { return !engine_.is_idle(); }
   std::vector<Event> step() override {
     std::vector<Event> events;
+    std::map<GenerationId, std::string> failed;
     std::vector<rollout::Progress> news =
         within_memory("a pass of generation", [&] { return engine_.step(); });
     if (const rollout::PassShape& pass = engine_.last_pass(); pass.sequences > 0) {
@@ -158,10 +159,8 @@ class EngineBackend final : public Backend {
       if (owner == owner_.end()) continue;
       Open& open = open_.at(owner->second);
       if (!progress.failure.empty()) {
-        const GenerationId id = open.first;
+        failed.try_emplace(open.first, std::move(progress.failure));
         owner_.erase(owner);
-        events.push_back({id, {}, {}, std::move(progress.failure), open.has_adapter});
-        abort(id);
         continue;
       }
       if (progress.token)
@@ -176,6 +175,11 @@ class EngineBackend final : public Backend {
       if (open.left > 0) continue;
       events.push_back({open.first, {}, std::move(open.result)});
       open_.erase(events.back().id);
+    }
+    // Other samples of a generation may have ended in the same step: none of them is aborted.
+    for (auto& [id, failure] : failed) {
+      events.push_back({id, {}, {}, std::move(failure), open_.at(id).has_adapter});
+      abort(id);
     }
     return events;
   }
